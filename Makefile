@@ -1,0 +1,26 @@
+# Every target makes .venv when it is missing and uses nothing else of the machine but Python 3.10 or newer.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint score bench interop docs clean
+
+$(VENV)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+demo: $(VENV)/.ready  ## NaN on 512 simulated ranks, from the dump to the root cause
+	@code=0; $(BIN)/numprobe demo nan || code=$$?; test $$code -le 1
+
+lint: $(VENV)/.ready  ## ruff, mypy --strict, import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint  ## lint, types, layers, then pytest with coverage
+	$(BIN)/pytest -n 2 --cov --cov-report=term:skip-covered
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage dist
