@@ -79,7 +79,8 @@ def number(value: object) -> Number:
 def kinds_of(maximum: Number, minimum: Number) -> Kinds:
     """The state of a tensor from its Max and Min (numbers, see :func:`number`).
 
-    Max = NaN or Min = NaN means NaN. Max finite and Min = -inf means -inf only. One of the two missing: the other decides.
+    The union over the two: Max or Min NaN means NaN, Max finite and Min = -inf means -inf only. One missing: the other
+    decides.
     """
     if maximum is None and minimum is None:
         return Kinds.UNKNOWN
@@ -87,11 +88,11 @@ def kinds_of(maximum: Number, minimum: Number) -> Kinds:
     for value in (maximum, minimum):
         if isinstance(value, float):
             if value != value:
-                return Kinds.NAN
-            if value == math.inf:
+                kinds |= Kinds.NAN
+            elif value == math.inf:
                 kinds |= Kinds.POS_INF
             elif value == -math.inf:
                 kinds |= Kinds.NEG_INF
-    if kinds & INFINITE == INFINITE and maximum != minimum:
+    if kinds == INFINITE:
         kinds |= Kinds.MAYBE_NAN
     return kinds
