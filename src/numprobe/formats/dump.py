@@ -1,0 +1,193 @@
+"""One door to every dump: ``open_dump(path)`` recognises what it is given and reads lazily."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from numprobe.formats import cache
+from numprobe.formats.layout import DumpLayout, RankFolder, StepFolder, find_layout
+from numprobe.formats.msprobe.index import RankIndex
+from numprobe.formats.msprobe.members import UndecodableMember, record_from
+from numprobe.formats.msprobe.reference import Damage
+from numprobe.formats.msprobe.scan import scan_file
+from numprobe.formats.msprobe.structure import ModuleTree, read_construct, read_stacks
+from numprobe.record.errors import NumprobeError
+from numprobe.record.names import parse_name
+from numprobe.record.trace import Record, RunInfo
+
+INDEX_VERSION = 1
+
+
+class _StoredIndex(msgspec.Struct):
+    """A :class:`RankIndex` as the cache holds it: about 60 bytes a record."""
+
+    info: tuple[str, str, str]
+    names: list[str]
+    start: bytes
+    end: bytes
+    flags: bytes
+    size: int
+    has_extrema: bool
+    damage: tuple[int, str, str] | None
+    repeated: list[str]
+
+
+def load_index(file: Path, cache_to: Path | None = None) -> RankIndex:
+    """The index of a dump.json, from the cache or by scanning.
+
+    A file that grows while it is read is read once more; if it still changes, ``damage`` says ``live``.
+
+    Raises:
+        NumprobeError: as :func:`scan_file`.
+    """
+    place = cache.entry(cache_to, [file], "index", INDEX_VERSION) if cache_to else None
+    stored = cache.load(place, _StoredIndex)
+    if stored is not None:
+        flags = np.frombuffer(stored.flags, np.uint8).reshape(3, -1)
+        return RankIndex(
+            RunInfo(*stored.info),
+            stored.names,
+            np.frombuffer(stored.start, np.int64),
+            np.frombuffer(stored.end, np.int64),
+            flags[0],
+            flags[1],
+            flags[2],
+            stored.size,
+            stored.has_extrema,
+            Damage(*stored.damage) if stored.damage else None,
+            stored.repeated,
+        )
+    index, live = _scan_settled(file)
+    if live:
+        index.damage = index.damage or Damage(index.size, "", "live")
+        return index
+    if place is not None:
+        damage = index.damage
+        cache.store(
+            place,
+            _StoredIndex(
+                (index.info.framework, index.info.task, index.info.level),
+                index.names,
+                index.start.tobytes(),
+                index.end.tobytes(),
+                np.stack([index.input, index.output, index.parameter]).tobytes(),
+                index.size,
+                index.has_extrema,
+                (damage.offset, damage.record, damage.reason) if damage else None,
+                index.repeated,
+            ),
+        )
+    return index
+
+
+def _scan_settled(file: Path) -> tuple[RankIndex, bool]:
+    for attempt in range(2):
+        before = _state(file)
+        index = scan_file(file)
+        if _state(file) == before:
+            return index, False
+        if attempt == 0:
+            time.sleep(0.2)  # the collector rewrites the file after every thousand records
+    return index, True
+
+
+def _state(file: Path) -> tuple[int, int]:
+    try:
+        state = file.stat()
+    except OSError:
+        return (-1, -1)
+    return state.st_size, state.st_mtime_ns
+
+
+@dataclass
+class RankDump:
+    """Lazy access to one rank of one step."""
+
+    place: RankFolder
+    cache_to: Path | None = None
+
+    @cached_property
+    def index(self) -> RankIndex:
+        return load_index(self.place.dump, self.cache_to)
+
+    @cached_property
+    def tree(self) -> ModuleTree:
+        return read_construct(self.place.construct)
+
+    @cached_property
+    def stacks(self) -> dict[str, list[str]]:
+        return read_stacks(self.place.stack)
+
+    @cached_property
+    def positions(self) -> dict[str, int]:
+        """op_index by name (the first one, where a name repeats)."""
+        positions: dict[str, int] = {}
+        for i, name in enumerate(self.index.names):
+            positions.setdefault(name, i)
+        return positions
+
+    def records(self, positions: list[int]) -> list[Record]:
+        """Decode single records by their byte offsets.
+
+        A record that cannot be decoded has no values. The file has to be as it was when it was indexed.
+
+        Raises:
+            NumprobeError: E-FMT-010 the file cannot be read any more.
+        """
+        index = self.index
+        found: list[Record] = []
+        try:
+            with self.place.dump.open("rb") as file:
+                for i in positions:
+                    start, end = int(index.start[i]), int(index.end[i])
+                    file.seek(start)
+                    raw = file.read(end - start)
+                    try:
+                        found.append(record_from(index.names[i], i, raw, start))
+                    except UndecodableMember:
+                        found.append(Record(parse_name(index.names[i]), i, (), start, end - start))
+        except OSError as error:
+            raise NumprobeError(
+                "E-FMT-010",
+                f"{self.place.dump.name} cannot be read: {error.strerror or error}",
+                where=str(self.place.dump),
+                do="check that the file exists and that you may read it",
+            ) from None
+        return found
+
+    def record(self, position: int) -> Record:
+        return self.records([position])[0]
+
+
+@dataclass(frozen=True)
+class Dump:
+    """A handle on a dump: its layout, and one lazy :class:`RankDump` a rank. Nothing is read until it is asked for."""
+
+    layout: DumpLayout
+    cache_to: Path | None = None
+
+    @property
+    def root(self) -> Path:
+        return self.layout.root
+
+    @property
+    def steps(self) -> tuple[StepFolder, ...]:
+        return self.layout.steps
+
+    def rank(self, folder: RankFolder) -> RankDump:
+        return RankDump(folder, self.cache_to)
+
+
+def open_dump(path: str | Path, *, use_cache: bool = True) -> Dump:
+    """Open what lies at ``path``: a step folder, a rank folder, ``proc<pid>``, a folder of steps or a single dump.json.
+
+    Raises:
+        NumprobeError: E-FMT-001 no such path, E-FMT-002 nothing to read there, E-FMT-003 folders of two jobs.
+    """
+    return Dump(find_layout(Path(path)), cache.cache_folder() if use_cache else None)

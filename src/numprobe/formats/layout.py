@@ -1,0 +1,195 @@
+"""What lies at a path: steps, ranks, a single dump.json."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from numprobe.record.errors import NumprobeError
+
+DUMP_FILES = ("dump.json", "debug.json")
+_STEP = re.compile(r"step_?(\d+)$")
+_RANK = re.compile(r"rank_?(\d*)$")
+_PROC = re.compile(r"proc_?(\d+)$")
+
+
+@dataclass(frozen=True)
+class RankFolder:
+    """One rank of one step. ``rank`` is None for a process folder (``proc<pid>``), whose rank nobody recorded.
+
+    ``problem`` is empty, ``missing`` (no folder, no dump.json) or ``outside`` (a link that leads out of the dump).
+    """
+
+    key: str
+    rank: int | None
+    folder: Path
+    problem: str = ""
+
+    @property
+    def dump(self) -> Path:
+        for name in DUMP_FILES:
+            if (self.folder / name).exists():
+                return self.folder / name
+        return self.folder / DUMP_FILES[0]
+
+    @property
+    def construct(self) -> Path:
+        return self.folder / "construct.json"
+
+    @property
+    def stack(self) -> Path:
+        return self.folder / "stack.json"
+
+
+@dataclass(frozen=True)
+class StepFolder:
+    """One step: its number (None if the path names no step) and its ranks, in rank order."""
+
+    step: int | None
+    folder: Path
+    ranks: tuple[RankFolder, ...]
+
+    @property
+    def missing(self) -> list[RankFolder]:
+        return [r for r in self.ranks if r.problem]
+
+
+@dataclass(frozen=True)
+class DumpLayout:
+    """The steps below a path, in order. ``root`` is the folder that all files lie in; ``sparse``: fewer than half of the
+    rank numbers have a folder, so that absent ones were probably never recorded."""
+
+    root: Path
+    steps: tuple[StepFolder, ...]
+    sparse: bool = False
+    unknown: tuple[str, ...] = ()
+
+
+def find_layout(path: Path) -> DumpLayout:
+    """Recognise a dump.json, a rank folder, ``proc<pid>``, a step folder or a folder of steps.
+
+    A folder that holds nothing but one further folder of these kinds is looked into.
+
+    Raises:
+        NumprobeError: E-FMT-001 no such path, E-FMT-002 nothing to read there, E-FMT-003 folders of two jobs.
+    """
+    if not path.exists():
+        raise NumprobeError("E-FMT-001", "no such file or folder", where=str(path), do="check the path")
+    if path.is_file():
+        if path.suffix != ".json" or path.name in ("construct.json", "stack.json"):
+            raise NumprobeError(
+                "E-FMT-002",
+                f"{path.name} is no dump",
+                where=str(path),
+                do="give a dump.json, a rank folder or a step folder",
+            )
+        rank = _rank_folder(path.parent, path.parent.parent)
+        return DumpLayout(path.parent, (StepFolder(_step_of(path.parent.parent), path.parent.parent, (rank,)),))
+    try:
+        return _folder(path, depth=0)
+    except PermissionError as error:
+        raise NumprobeError(
+            "E-FMT-010", "the folder cannot be read", where=str(error.filename or path), do="check that you may read it"
+        ) from None
+
+
+def _folder(path: Path, depth: int) -> DumpLayout:
+    children = sorted(p for p in path.iterdir() if p.is_dir())
+    steps = sorted((s, p) for p in children if (s := _step_of(p)) is not None)
+    if steps:
+        found = [_step(p, s, path) for s, p in steps]
+        unknown = tuple(p.name for p in children if _step_of(p) is None)
+        return _complete(DumpLayout(path, tuple(f for f in found if f.ranks), unknown=unknown), path)
+    if any((path / name).exists() for name in DUMP_FILES):
+        parent = path.parent
+        return DumpLayout(path, (StepFolder(_step_of(parent), parent, (_rank_folder(path, path),)),))
+    if any(_is_rank(p) for p in children):
+        unknown = tuple(p.name for p in children if not _is_rank(p))
+        return _complete(DumpLayout(path, (_step(path, _step_of(path), path),), unknown=unknown), path)
+    inner = [p for p in children if depth < 2 and _looks_like_dump(p)]
+    if len(inner) == 1:
+        return _folder(inner[0], depth + 1)
+    names = ", ".join(p.name for p in (inner or children)[:8]) or "nothing"
+    raise NumprobeError(
+        "E-FMT-002",
+        "several dumps lie here" if inner else "no dump here: no step<N>, rank<N> or proc<pid> folder and no dump.json",
+        where=str(path),
+        found=names,
+        do=f"give one of them, for example {inner[0].name}"
+        if inner
+        else "give the folder that the collector wrote (dump_path)",
+    )
+
+
+def _looks_like_dump(path: Path) -> bool:
+    try:
+        names = [p.name for p in path.iterdir()]
+    except OSError:
+        return False
+    return any(_STEP.match(n) or _RANK.match(n) or _PROC.match(n) or n in DUMP_FILES for n in names)
+
+
+def _step_of(folder: Path) -> int | None:
+    found = _STEP.match(folder.name)
+    return int(found.group(1)) if found else None
+
+
+def _is_rank(folder: Path) -> bool:
+    return bool(_RANK.match(folder.name) or _PROC.match(folder.name))
+
+
+def _rank_folder(folder: Path, root: Path) -> RankFolder:
+    found = _RANK.match(folder.name)
+    rank = int(found.group(1) or 0) if found else None
+    if not folder.resolve().is_relative_to(root.resolve()):
+        return RankFolder(folder.name, rank, folder, "outside")
+    for name in DUMP_FILES:
+        file = folder / name
+        if file.is_symlink() and not file.resolve().is_relative_to(root.resolve()):
+            return RankFolder(folder.name, rank, folder, "outside")
+        if file.exists():
+            return RankFolder(folder.name, rank, folder)
+    return RankFolder(folder.name, rank, folder, "missing")
+
+
+def _step(folder: Path, step: int | None, root: Path) -> StepFolder:
+    ranks = [_rank_folder(p, root) for p in folder.iterdir() if p.is_dir() and _is_rank(p)]
+    ranks.sort(key=lambda r: (r.rank is None, r.rank or 0, r.key))
+    numbered = [r for r in ranks if r.rank is not None]
+    if len({r.rank for r in numbered}) != len(numbered):
+        twice = sorted(r.key for r in numbered if sum(o.rank == r.rank for o in numbered) > 1)
+        raise _two_jobs(folder, ", ".join(twice), "move the folders of one job elsewhere")
+    if numbered and len(numbered) != len(ranks):
+        others = ", ".join(r.key for r in ranks if r.rank is None)
+        raise _two_jobs(
+            folder,
+            f"{numbered[0].key} to {numbered[-1].key}, and {others}",
+            f"give one process folder, as in {folder.name}/{ranks[-1].key}, or move {others} elsewhere to read the ranks",
+        )
+    return StepFolder(step, folder, tuple(ranks))
+
+
+def _two_jobs(folder: Path, found: str, do: str) -> NumprobeError:
+    return NumprobeError("E-FMT-003", "folders of two jobs lie in one step", where=str(folder), found=found, do=do)
+
+
+def _complete(layout: DumpLayout, path: Path) -> DumpLayout:
+    """Add the ranks that have no folder, unless most have none."""
+    if not any(step.ranks for step in layout.steps):
+        raise NumprobeError(
+            "E-FMT-002", "no rank here", where=str(path), do="give the folder that the collector wrote (dump_path)"
+        )
+    numbers = {r.rank for step in layout.steps for r in step.ranks if r.rank is not None}
+    if not numbers:
+        return layout
+    world = max(numbers) + 1
+    if len(numbers) * 2 <= world:
+        return replace(layout, sparse=True)
+    steps = []
+    for step in layout.steps:
+        here = {r.rank for r in step.ranks}
+        absent = [RankFolder(f"rank{n}", n, step.folder / f"rank{n}", "missing") for n in range(world) if n not in here]
+        ranks = sorted([*step.ranks, *absent], key=lambda r: (r.rank is None, r.rank or 0))
+        steps.append(replace(step, ranks=tuple(ranks)))
+    return replace(layout, steps=tuple(steps))

@@ -1,0 +1,81 @@
+"""construct.json and stack.json of one rank: who called whom, and from which line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+MICRO_STEP_KEY = "megatron_micro_step_number"
+
+
+@dataclass(frozen=True)
+class ModuleTree:
+    """Parents by record name, as construct.json gives them; empty where the file is absent, unreadable or L1.
+
+    ``micro_step`` holds the micro-batch of a record where the collector had patched the pipeline schedule.
+    """
+
+    parents: dict[str, str | None] = field(default_factory=dict)
+    micro_step: dict[str, int] = field(default_factory=dict)
+    present: bool = False
+
+    def chain(self, name: str) -> list[str]:
+        """The record and its ancestors, innermost first; ends at a root or where a name repeats."""
+        names = [name]
+        seen = {name}
+        parent = self.parents.get(name)
+        while parent is not None and parent not in seen:
+            names.append(parent)
+            seen.add(parent)
+            parent = self.parents.get(parent)
+        return names
+
+
+def read_construct(path: Path) -> ModuleTree:
+    """Parents from construct.json. An absent or unreadable file gives an empty tree: nothing depends on it alone."""
+    content = _object(path)
+    if content is None:
+        return ModuleTree()
+    parents: dict[str, str | None] = {}
+    micro: dict[str, int] = {}
+    for name, value in content.items():
+        if name == MICRO_STEP_KEY:
+            continue
+        parent: Any = value
+        if isinstance(value, list):
+            parent = value[0] if value else None
+            if len(value) > 1 and isinstance(value[1], int):
+                micro[name] = value[1]
+        parents[name] = parent if isinstance(parent, str) and parent != name else None
+    return ModuleTree(parents, micro, True)
+
+
+def read_stacks(path: Path) -> dict[str, list[str]]:
+    """Frames by record name, innermost first; both layouts (``{"0": [[names], [frames]]}`` and ``{name: [frames]}``).
+
+    An absent or unreadable file gives no stacks.
+    """
+    content = _object(path)
+    stacks: dict[str, list[str]] = {}
+    for key, value in (content or {}).items():
+        if not isinstance(value, list):
+            continue
+        if len(value) == 2 and all(isinstance(part, list) for part in value):
+            frames = [f for f in value[1] if isinstance(f, str)]
+            for name in value[0]:
+                if isinstance(name, str):
+                    stacks[name] = frames
+        else:
+            stacks[key] = [f for f in value if isinstance(f, str)]
+    return stacks
+
+
+def _object(path: Path) -> dict[str, Any] | None:
+    try:
+        content = msgspec.json.decode(path.read_bytes())
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    return content if isinstance(content, dict) else None
