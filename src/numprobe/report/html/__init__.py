@@ -1,0 +1,160 @@
+"""A self-contained page: no request, no clock, both languages, whatever text the dump holds.
+
+A skill's template extends ``shell.html.j2`` and uses the parts of ``parts.html.j2``. Text is escaped by jinja2 and, in
+the data of the script, by :func:`script_data`; the policy of the page lets no other script run than the page's own.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from numprobe.report import numbers
+from numprobe.report.language import HTML_LANG, LANGUAGES
+from numprobe.report.messages import Catalogue, Mark, Message, Piece
+from numprobe.report.names import pieces as name_pieces
+from numprobe.report.names import telling_part
+from numprobe.report.terminal import printable
+
+HERE = Path(__file__).parent
+
+
+def render_page(folder: Path, template: str, catalogue: Catalogue, lang: str, context: Mapping[str, Any]) -> str:
+    """The page of a skill: its template, ``page.css`` and ``page.js`` lie in ``folder``."""
+    words = Words(catalogue)
+    script = "\n".join(["{", "'use strict';", _script(HERE / "base.js"), _script(folder / "page.js"), "}"])
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    text = (
+        _environment(folder)
+        .get_template(template)
+        .render(
+            context,
+            t=words.say,
+            message=words.message,
+            both=words.both,
+            op=op,
+            path=path,
+            stat=figure,
+            number=numbers,
+            lang=lang,
+            html_lang=HTML_LANG[lang],
+            style=Markup(_style(HERE / "base.css") + _style(folder / "page.css")),
+            script=Markup(script),
+            script_digest=digest,
+        )
+    )
+    return re.sub(r"\n\s*\n+", "\n", text)
+
+
+class Words:
+    """Texts of a catalogue in both languages at once, each with its ``lang``; the page shows one."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self.catalogue = catalogue
+
+    def say(self, key: str, /, **values: object) -> Markup:
+        """A text by its key."""
+        return both(*(joined(self.catalogue.pieces(lang, key, values)) for lang in LANGUAGES))
+
+    def message(self, message: Message) -> Markup:
+        """A message of the result."""
+        return self.say(message.key, **message.values)
+
+    def both(self, worded: Callable[[str], str]) -> Markup:
+        """What a function of the language gives, escaped."""
+        return both(*(Markup(escape(printable(worded(lang)))) for lang in LANGUAGES))
+
+
+def both(en: Markup, zh: Markup) -> Markup:
+    """One text for each language, or the text itself where they are equal."""
+    return en if en == zh else Markup("<span lang=en>{}</span><span lang=zh-CN>{}</span>").format(en, zh)
+
+
+def joined(pieces: list[Piece]) -> Markup:
+    """A worded message with its operator names, paths, code and values marked up."""
+    return Markup("").join(
+        _marked(piece) if isinstance(piece, Mark) else Markup(escape(printable(piece))) for piece in pieces
+    )
+
+
+def op(name: str, bold: bool = True) -> Markup:
+    """An operator's name in full: wraps after dots, the telling part bold."""
+    start, end = telling_part(name) if bold else (0, 0)
+    return Markup('<code class="op">{}</code>').format(_breakable(name, start, end))
+
+
+def path(text: str) -> Markup:
+    """A file path that wraps after slashes."""
+    parts = re.split(r"(?<=/)", printable(text))
+    return Markup("<wbr>").join(Markup(escape(part)) for part in parts if part)
+
+
+def figure(value: float | int | bool | None) -> Markup:
+    """A statistic; an absent one is an em dash."""
+    return Markup("—") if value is None else Markup(escape(numbers.stat(value)))
+
+
+def script_data(data: object) -> Markup:
+    """JSON that can stand inside a script element."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    for letter in "<>&\u2028\u2029":
+        text = text.replace(letter, f"\\u{ord(letter):04x}")
+    return Markup(text)
+
+
+def _marked(piece: Mark) -> Markup:
+    if piece.kind == "op":
+        return op(piece.text)
+    if piece.kind == "path":
+        return Markup("<code>{}</code>").format(path(piece.text))
+    if piece.kind == "code":
+        return Markup('<code class="op">{}</code>').format(_breakable(piece.text, 0, 0))
+    return Markup("<b class=bad>{}</b>").format(printable(piece.text))
+
+
+def _breakable(name: str, start: int, end: int) -> Markup:
+    out, at = Markup(""), 0
+    for part in name_pieces(name):
+        cut = at + len(part)
+        inside = part[max(start - at, 0) : max(end - at, 0)] if start < cut and end > at else ""
+        if inside:
+            before, after = part[: max(start - at, 0)], part[max(end - at, 0) :]
+            out += Markup("{}<b>{}</b>{}").format(printable(before), printable(inside), printable(after))
+        else:
+            out += printable(part)
+        at = cut
+        out += Markup("<wbr>") if at < len(name) else Markup("")
+    return out
+
+
+@lru_cache(maxsize=8)
+def _environment(folder: Path) -> Environment:
+    return Environment(
+        loader=FileSystemLoader([folder, HERE]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+@lru_cache(maxsize=8)
+def _style(file: Path) -> str:
+    text = re.sub(r"/\*.*?\*/", "", file.read_text(encoding="utf-8"), flags=re.DOTALL)
+    text = re.sub(r"\s*\n\s*", "", text)
+    return re.sub(r"(?<=[{;:,])\s+|\s+(?=[{}])", "", text)
+
+
+@lru_cache(maxsize=8)
+def _script(file: Path) -> str:
+    lines = (line.strip() for line in file.read_text(encoding="utf-8").splitlines())
+    return "\n".join(line for line in lines if line and not line.startswith("//"))
