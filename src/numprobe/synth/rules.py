@@ -1,0 +1,531 @@
+"""What operators do to the state of a tensor: size, and how non-finite values come, spread and vanish.
+
+Each rule takes its options and the input tensors and returns one tensor. All are pure functions of the content of their inputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from numprobe.synth import tensor as T
+from numprobe.synth.tensor import GARBAGE, INFINITE, MASKED_ROW, NAN, NEG_INF, POS_INF, Tensor, mix
+
+Options: TypeAlias = Mapping[str, Any]
+Rule: TypeAlias = Callable[..., Tensor]
+
+_SPREADING = NAN | INFINITE
+
+
+def arising(base: Tensor, kinds: int, inputs: tuple[Tensor, ...], slices: frozenset[int] | None = None) -> Tensor:
+    """``base`` with ``kinds``. Dirt is the fault's if an input's was, and wherever NaN or used garbage arises:
+    NaN made of masks or of unused memory is a fault of whoever computed with them."""
+    if not kinds & _SPREADING or base.n == 0:
+        return base
+    taint = bool(kinds & NAN) or any(t.taint or t.kinds & GARBAGE for t in inputs)
+    return T.with_kinds(base, kinds, taint=taint, slices=slices)
+
+
+def _union(inputs: tuple[Tensor, ...]) -> int:
+    kinds = 0
+    for t in inputs:
+        kinds |= t.kinds
+    return kinds
+
+
+def _dirty_slices(inputs: tuple[Tensor, ...]) -> frozenset[int] | None:
+    found: frozenset[int] = frozenset()
+    for t in inputs:
+        if t.kinds & _SPREADING:
+            if t.slices is None:
+                return None
+            found |= t.slices
+    return found or None
+
+
+def _contracted(kinds: int, key: int) -> int:
+    """A sum of products: one infinity in a row gives infinities of both signs (weights of both signs), two of them NaN."""
+    if kinds & NAN:
+        return NAN
+    if kinds & INFINITE:
+        return INFINITE if key & 1 else NAN
+    return 0
+
+
+def matmul(o: Options, x: Tensor, w: Tensor, *rest: Tensor) -> Tensor:
+    """x (..., K) times w, K the contracted size: rms grows by rms(w) sqrt(K). Infinite where that exceeds the dtype.
+
+    Options: ``op`` key, ``shape`` of the last dimension, ``k``.
+    """
+    key = mix(o["op"], x.key, w.key)
+    shape = (*x.shape[:-1], o["width"])
+    dtype = x.dtype
+    rms = x.rms * w.rms * math.sqrt(o["k"])
+    inputs = (x, w, *rest)
+    kinds = _contracted(_union(inputs), key)
+    n = math.prod(shape)
+    if not kinds and n and rms * math.sqrt(2.0 * math.log(n + 1.0)) * 1.1 > T.LIMIT[dtype]:
+        base = T.finite(dtype, shape, T.LIMIT[dtype] / 16.0, key)
+        return T.with_kinds(base, INFINITE, taint=True)
+    return arising(T.finite(dtype, shape, rms, key), kinds, inputs, _dirty_slices(inputs))
+
+
+def normalised(o: Options, x: Tensor, *weights: Tensor) -> Tensor:
+    """Layer or RMS norm: rms becomes that of the weight; any infinity gives inf/inf or inf - inf, so NaN."""
+    key = mix(o["op"], x.key, *(w.key for w in weights))
+    kinds = NAN if _union((x, *weights)) & _SPREADING else 0
+    gain = weights[0].rms if weights else 1.0
+    return arising(T.finite(x.dtype, x.shape, gain, key), kinds, (x, *weights))
+
+
+def added(o: Options, a: Tensor, b: Tensor) -> Tensor:
+    """Sum of two tensors; infinities of opposite sign at the same place are taken to meet when both hold them."""
+    key = mix(o["op"], a.key, b.key)
+    kinds = _union((a, b))
+    if a.kinds & INFINITE and b.kinds & INFINITE and (a.kinds ^ b.kinds) & INFINITE:
+        kinds |= NAN
+    rms = min(math.hypot(a.rms, b.rms), T.LIMIT.get(a.dtype, math.inf) / 16.0)
+    return arising(T.finite(a.dtype, a.shape or b.shape, rms, key), kinds & _SPREADING, (a, b))
+
+
+def multiplied(o: Options, a: Tensor, b: Tensor) -> Tensor:
+    """Elementwise product in the shape of ``a``."""
+    key = mix(o["op"], a.key, b.key)
+    kinds = _contracted(_union((a, b)), key)
+    return arising(T.finite(a.dtype, a.shape, a.rms * b.rms, key), kinds, (a, b), _dirty_slices((a, b)))
+
+
+def scaled(o: Options, x: Tensor, *also: Tensor) -> Tensor:
+    """x times the number ``by``; non-finite values stay what they are. Further inputs count as factors of size one.
+
+    Options: ``op``, ``by``, optional ``dtype`` and ``shape`` of the result.
+    """
+    key = mix(o["op"], x.key, *(t.key for t in also))
+    dtype, shape = o.get("dtype", x.dtype), o.get("shape", x.shape)
+    kinds = x.kinds & _SPREADING
+    if _union(also) & _SPREADING:
+        kinds = NAN
+    rms = x.rms * o["by"]
+    if rms * math.sqrt(2.0 * math.log(x.n + 1.0)) > T.LIMIT.get(dtype, math.inf):
+        return T.with_kinds(T.finite(dtype, shape, 1.0, key), INFINITE, taint=True)
+    return arising(T.finite(dtype, shape, rms, key), kinds, (x, *also), _dirty_slices((x, *also)))
+
+
+def same(o: Options, x: Tensor) -> Tensor:
+    """A copy or a view: the same content, perhaps in another shape. Keeps what the memory is, garbage too."""
+    shape = o.get("shape", x.shape)
+    if shape == x.shape:
+        return x
+    return Tensor(x.dtype, shape, x.n, x.max, x.min, x.mean, x.norm, x.rms, x.key, x.kinds, x.taint, x.slices)
+
+
+def flattened(o: Options, x: Tensor) -> Tensor:
+    """(a, b, ..., h) -> (a * b * ..., h): the view that autograd makes of a 3-D input."""
+    rows = math.prod(x.shape[:-1])
+    return same({"shape": (rows, x.shape[-1])}, x)
+
+
+def in_shape_of(o: Options, x: Tensor, like: Tensor) -> Tensor:
+    return same({"shape": like.shape}, x)
+
+
+def masked_fill(o: Options, x: Tensor, mask: Tensor) -> Tensor:
+    """x with -inf (or, with ``finite``, the dtype's minimum) where the mask says so."""
+    key = mix(o["op"], x.key, mask.key)
+    base = Tensor(x.dtype, x.shape, x.n, x.max, x.min, x.mean, x.norm, x.rms, key)
+    if x.n == 0:
+        return base
+    if o.get("finite"):
+        base.min, base.mean, base.norm = -T.LIMIT[x.dtype], -math.inf, math.inf
+        return arising(base, x.kinds & _SPREADING, (x,))
+    kinds = NEG_INF | (x.kinds & _SPREADING)
+    if o.get("row"):
+        kinds |= MASKED_ROW
+    return T.with_kinds(base, kinds, taint=x.taint)
+
+
+def top_values(o: Options, x: Tensor, *rest: Tensor) -> Tensor:
+    """The largest ``width`` of the last dimension: leaves -inf behind unless a whole row is masked; NaN counts as largest."""
+    key = mix(o["op"], x.key)
+    base = T.finite(x.dtype, (*x.shape[:-1], o["width"]), x.rms, key, offset=x.rms)
+    kinds = x.kinds & (NAN | POS_INF)
+    if x.kinds & MASKED_ROW:
+        kinds |= NEG_INF | MASKED_ROW
+    return T.with_kinds(base, kinds, taint=x.taint and bool(kinds & (NAN | POS_INF)))
+
+
+def softmax(o: Options, x: Tensor) -> Tensor:
+    """Probabilities over the last dimension: absorbs -inf, makes NaN of NaN, +inf and of a row of -inf."""
+    key = mix(o["op"], x.key)
+    width = x.shape[-1]
+    kinds = NAN if x.kinds & (NAN | POS_INF | MASKED_ROW) else 0
+    n = x.n
+    if n == 0:
+        return T.finite(x.dtype, x.shape, 0.0, key)
+    mean = 1.0 / width
+    high = min(0.999, mean * (1.5 + T.uniform(key)) if width > 1 else 1.0)
+    low = mean * (0.2 + 0.4 * T.uniform(key, 1))
+    rms = mean * (1.05 + 0.1 * T.uniform(key, 2))
+    a, b, c, d = T.rounded(x.dtype, high, low, mean, rms * math.sqrt(n))
+    base = Tensor(x.dtype, x.shape, n, a, b, c, d, rms, key)
+    return arising(base, kinds, (x,)) if x.taint or kinds else base
+
+
+def attention(o: Options, x: Tensor, *masks: Tensor) -> Tensor:
+    """Fused attention: rows become weighted means of rows; the masks' infinities are absorbed inside."""
+    key = mix(o["op"], x.key)
+    kinds = NAN if x.kinds & _SPREADING else 0
+    return arising(T.finite(x.dtype, (*x.shape[:-1], o["width"]), x.rms * 0.6, key), kinds, (x,))
+
+
+def log_sum(o: Options, x: Tensor, *masks: Tensor) -> Tensor:
+    """The fp32 row statistics that fused attention returns besides its result."""
+    key = mix(o["op"], x.key)
+    kinds = NAN if x.kinds & _SPREADING else 0
+    return arising(T.finite("fp32", (1, 4, x.shape[0], 8), 1.0, key, offset=3.0), kinds, (x,))
+
+
+def gated(o: Options, x: Tensor) -> Tensor:
+    """SwiGLU: halves the last dimension; infinities meet 0 x inf in the gate."""
+    key = mix(o["op"], x.key)
+    kinds = NAN if x.kinds & (NAN | NEG_INF) else x.kinds & POS_INF
+    shape = (*x.shape[:-1], x.shape[-1] // 2)
+    return arising(T.finite(x.dtype, shape, x.rms * x.rms * 0.6, key), kinds, (x,), _dirty_slices((x,)))
+
+
+def cast(o: Options, x: Tensor) -> Tensor:
+    """To another dtype: the same values, rounded; beyond its range they become infinite."""
+    dtype = o["dtype"]
+    key = mix(o["op"], x.key)
+    if x.n == 0 or (x.kinds & GARBAGE and x.max is None):
+        return Tensor(dtype, x.shape, x.n, x.max, x.min, x.mean, x.norm, x.rms, key)
+    if x.kinds & _SPREADING:
+        base = T.finite(dtype, x.shape, min(x.rms, T.LIMIT[dtype] / 16.0), key)
+        out = T.with_kinds(base, x.kinds, taint=x.taint)
+    else:
+        values = tuple(0.0 if v is None else v for v in (x.max, x.min, x.mean, x.norm))
+        if max(abs(values[0]), abs(values[1])) > T.LIMIT[dtype]:
+            kinds = (POS_INF if values[0] > T.LIMIT[dtype] else 0) | (NEG_INF if values[1] < -T.LIMIT[dtype] else 0)
+            return T.with_kinds(T.finite(dtype, x.shape, 1.0, key), kinds, taint=not x.kinds & GARBAGE)
+        kept = [T.rounded(dtype, v)[0] if math.isfinite(v) else v for v in values]
+        out = Tensor(dtype, x.shape, x.n, kept[0], kept[1], kept[2], kept[3], x.rms, key)
+    out.kinds |= x.kinds & GARBAGE
+    return out
+
+
+def positive(o: Options, x: Tensor) -> Tensor:
+    """A clamp at ``floor``: what follows it stays in the domain of log, sqrt and division."""
+    key = mix(o["op"], x.key)
+    base = T.finite(x.dtype, x.shape, x.rms, key)
+    if base.n and base.min is not None and base.max is not None and base.norm is not None:
+        base.min = T.rounded(x.dtype, o["floor"])[0]
+        base.mean = T.rounded(x.dtype, x.rms * 0.4)[0] if base.shape else base.min
+        base.max = max(base.max, base.min)
+    return arising(base, x.kinds & _SPREADING, (x,))
+
+
+def logarithm(o: Options, x: Tensor) -> Tensor:
+    """log: NaN below zero, -inf at zero."""
+    key = mix(o["op"], x.key)
+    kinds = NAN if x.kinds & _SPREADING else 0
+    if x.min is not None and not kinds:
+        kinds = NAN if x.min < 0 else NEG_INF if x.min == 0 else 0
+    base = T.finite(x.dtype, x.shape, 1.0, key)
+    if kinds == NEG_INF:
+        return T.with_kinds(base, kinds, taint=x.taint)
+    return arising(base, kinds, (x,))
+
+
+def square_root(o: Options, x: Tensor) -> Tensor:
+    """sqrt: NaN below zero."""
+    key = mix(o["op"], x.key)
+    kinds = x.kinds & (NAN | POS_INF)
+    if x.kinds & NEG_INF or (x.min is not None and x.min < 0):
+        kinds |= NAN
+    root = math.sqrt(x.rms)
+    base = T.finite(x.dtype, x.shape, root * 0.4, key)
+    if base.n and x.max is not None and x.min is not None and not kinds and not x.kinds:
+        a, b, c, d = T.rounded(
+            x.dtype, math.sqrt(max(x.max, 0.0)), math.sqrt(max(x.min, 0.0)), root * 0.9, root * math.sqrt(base.n)
+        )
+        base = Tensor(x.dtype, x.shape, base.n, a, b, c, d, root, key) if x.shape else T.constant(x.dtype, (), a, key)
+    return arising(base, kinds, (x,))
+
+
+def divided(o: Options, a: Tensor, b: Tensor) -> Tensor:
+    """a / b: 0/0 is NaN, x/0 infinite. ``harmless`` marks a division whose infinities are known to be discarded."""
+    key = mix(o["op"], a.key, b.key)
+    kinds = _union((a, b)) & _SPREADING
+    if kinds & INFINITE and b.kinds & INFINITE:
+        kinds = NAN
+    zero_in_b = (
+        b.min is not None and b.max is not None and not b.kinds & _SPREADING and (b.min <= 0 <= b.max) and b.min == 0
+    )
+    if zero_in_b and not kinds:
+        if not a.shape and a.max == 0:
+            kinds = NAN
+        elif o.get("harmless"):
+            return T.with_kinds(T.finite(a.dtype, a.shape, max(a.rms, 1e-3), key), POS_INF, taint=False)
+        else:
+            return T.with_kinds(T.finite(a.dtype, a.shape, max(a.rms, 1e-3), key), INFINITE, taint=True)
+    if not a.shape and not b.shape and not kinds and a.max is not None and b.max is not None:
+        return T.constant(a.dtype, (), a.max / b.max if b.max else 0.0, key)
+    return arising(T.finite(a.dtype, a.shape, a.rms / max(b.rms, 1e-12), key), kinds, (a, b))
+
+
+def selected(o: Options, condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """where(condition, a, b) with a condition made so as to discard the infinities of ``a``; NaN of the fault passes."""
+    key = mix(o["op"], a.key, b.key)
+    kinds = (a.kinds & _SPREADING if a.taint else 0) | (b.kinds & _SPREADING)
+    return arising(T.finite(a.dtype, a.shape, math.hypot(a.rms, b.rms) * 0.7, key), kinds, (a, b))
+
+
+def cross_entropy(o: Options, logits: Tensor, targets: Tensor, *weights: Tensor) -> Tensor:
+    """Loss of each row, about ln(vocabulary); any non-finite logit gives NaN."""
+    key = mix(o["op"], logits.key, targets.key)
+    kinds = NAN if logits.kinds & _SPREADING else 0
+    offset = math.log(max(2, logits.shape[-1]))
+    return arising(T.finite(logits.dtype, logits.shape[:-1], offset * 0.05, key, offset=offset), kinds, (logits,))
+
+
+def summed(o: Options, x: Tensor, *also: Tensor) -> Tensor:
+    """Sum over everything, 0-d, from the mean; with ``mean`` the mean."""
+    key = mix(o["op"], x.key, *(t.key for t in also))
+    kinds = x.kinds & _SPREADING
+    if kinds & INFINITE == INFINITE:
+        kinds |= NAN
+    mean = x.mean if x.mean is not None and math.isfinite(x.mean) else x.rms
+    value = mean * (1.0 if o.get("mean") else float(x.n))
+    return arising(T.constant(x.dtype, (), value, key), kinds, (x,))
+
+
+def norm_of(o: Options, *parts: Tensor) -> Tensor:
+    """L2 norm over all parts, 0-d fp32."""
+    key = mix(o["op"], *(t.key for t in parts))
+    total = 0.0
+    for t in parts:
+        total += t.rms * t.rms * t.n
+    kinds = 0
+    for t in parts:
+        kinds |= NAN if t.kinds & NAN else POS_INF if t.kinds & INFINITE else 0
+    value = math.sqrt(total) if o.get("root", True) else min(total, 1e38)
+    return arising(T.constant("fp32", (), value, key), NAN if kinds & NAN else kinds, parts)
+
+
+def mask_product(o: Options, x: Tensor, mask: Tensor) -> Tensor:
+    """Losses times the mask of valid tokens, whose mean is the share that counts."""
+    key = mix(o["op"], x.key, mask.key)
+    share = mask.mean or 0.0
+    if share == 0.0 and not x.dirty:
+        return T.constant(x.dtype, x.shape, 0.0, key)
+    mean = (x.mean if x.mean is not None and math.isfinite(x.mean) else x.rms) * share
+    base = T.finite(x.dtype, x.shape, x.rms * math.sqrt(share) * 0.1, key, offset=mean)
+    return arising(base, NAN if x.dirty else 0, (x,))
+
+
+def concatenated(o: Options, *parts: Tensor) -> Tensor:
+    """A flat buffer of all parts. Which of its ``pieces`` equal slices are dirty follows from where the dirty parts lie."""
+    key = mix(o["op"], *(t.key for t in parts))
+    n = sum(t.n for t in parts)
+    pieces = o["pieces"]
+    padded = -(-n // pieces) * pieces
+    dtype = parts[0].dtype
+    square = mean = 0.0
+    high, low = 0.0, 0.0
+    kinds, dirty, start = 0, set(), 0
+    for t in parts:
+        square += t.rms * t.rms * t.n
+        if t.kinds & _SPREADING:
+            kinds |= t.kinds & _SPREADING
+            first, last = start * pieces // padded, (start + t.n - 1) * pieces // padded
+            dirty.update(range(first, last + 1))
+        elif t.n and t.max is not None and t.min is not None and t.mean is not None:
+            high, low = max(high, t.max), min(low, t.min)
+            mean += t.mean * t.n / padded
+        start += t.n
+    rms = math.sqrt(square / padded)
+    a, b, c, d = T.rounded(dtype, high, low, mean, max(rms * math.sqrt(padded), high, -low))
+    return arising(Tensor(dtype, (padded,), padded, a, b, c, d, rms, key), kinds, parts, frozenset(dirty))
+
+
+def gradient(o: Options, upstream: Tensor, like: Tensor, *using: Tensor) -> Tensor:
+    """Gradient in the shape of ``like``: dirty if the upstream gradient is, or any saved tensor that it is multiplied with.
+
+    Options: ``op``, ``gain`` (size of the derivative), ``weight`` true for a contraction over rows.
+    """
+    key = mix(o["op"], upstream.key, like.key, *(t.key for t in using))
+    seen = 0
+    for t in using:
+        seen |= t.kinds
+    inputs = (upstream, *using)
+    kinds = upstream.kinds & _SPREADING
+    if seen & _SPREADING:
+        kinds = NAN
+    elif kinds and o.get("contracts"):
+        kinds = _contracted(kinds, key)
+    rms = upstream.rms * o["gain"]
+    if o.get("contracts"):
+        rms *= max(t.rms for t in using) * math.sqrt(
+            max(upstream.n, 1) / max(like.shape[-1], 1) if o.get("weight") else o["k"]
+        )
+    dtype = o.get("dtype", like.dtype)
+    if upstream.n == 0 and like.n:
+        return T.constant(dtype, like.shape, 0.0, key)
+    rms = min(rms, T.LIMIT[dtype] / 64.0)
+    slices = upstream.slices if o.get("rows") else None
+    return arising(T.finite(dtype, like.shape, rms, key), kinds, inputs, slices)
+
+
+def gradient_of_log(o: Options, upstream: Tensor, like: Tensor) -> Tensor:
+    """grad / x: at x = 0, where the branch was discarded, 0/0 = NaN."""
+    key = mix(o["op"], upstream.key, like.key)
+    kinds = upstream.kinds & _SPREADING
+    if like.kinds & _SPREADING or (like.min is not None and like.min <= 0):
+        kinds = NAN
+    return arising(T.finite(like.dtype, like.shape, upstream.rms, key), kinds, (upstream, like))
+
+
+def gradient_of_quotient(o: Options, upstream: Tensor, like: Tensor, divisor: Tensor) -> Tensor:
+    """grad / divisor for the numerator: infinite where the divisor is zero."""
+    key = mix(o["op"], upstream.key, divisor.key)
+    if divisor.max == 0 and not upstream.dirty:
+        return T.with_kinds(T.finite(like.dtype, like.shape, 1.0, key), POS_INF, taint=True)
+    kinds = upstream.kinds & _SPREADING or (NAN if divisor.dirty else 0)
+    rms = upstream.rms / max(divisor.rms, 1e-12)
+    return arising(T.finite(like.dtype, like.shape, rms, key), kinds, (upstream, divisor))
+
+
+def gradient_through_mask(o: Options, upstream: Tensor, like: Tensor, mask: Tensor) -> Tensor:
+    """grad x mask: an infinite gradient times a zero of the mask is NaN."""
+    key = mix(o["op"], upstream.key, mask.key)
+    kinds = upstream.kinds & _SPREADING
+    if kinds & INFINITE and mask.min == 0:
+        kinds = NAN
+    return arising(T.finite(like.dtype, like.shape, upstream.rms, key), kinds, (upstream,))
+
+
+def spread_over(o: Options, upstream: Tensor, like: Tensor) -> Tensor:
+    """Gradient of the chosen log-probability: the incoming one at the target, zero elsewhere."""
+    key = mix(o["op"], upstream.key)
+    rms = upstream.rms / math.sqrt(max(like.shape[-1], 1))
+    base = T.finite(like.dtype, like.shape, rms, key)
+    if base.n:
+        base.max = 0.0
+    return arising(base, upstream.kinds & _SPREADING, (upstream,))
+
+
+def ones(o: Options) -> Tensor:
+    return T.constant(o.get("dtype", "fp32"), (), o.get("value", 1.0), o["op"])
+
+
+def infinite_triangle(o: Options, *inputs: Tensor) -> Tensor:
+    """-inf above the diagonal, 0 below: what triu makes of a matrix of -inf."""
+    base = T.constant(o["dtype"], o["shape"], 0.0, o["op"])
+    return T.with_kinds(base, NEG_INF, taint=False)
+
+
+def made(o: Options, *inputs: Tensor) -> Tensor:
+    """A tensor made by ``make`` from nothing but a key: masks, index tensors."""
+    maker: Callable[[int], Tensor] = o["make"]
+    return maker(mix(o["op"], *(t.key for t in inputs)))
+
+
+def reshaped_gradient(o: Options, upstream: Tensor, like: Tensor, *using: Tensor) -> Tensor:
+    """The same gradient in the shape of ``like``, as views and permutations pass it on."""
+    if upstream.n != like.n:
+        return gradient(o, upstream, like, *using)
+    return same({"shape": like.shape}, upstream)
+
+
+def widened_gradient(o: Options, upstream: Tensor, like: Tensor) -> Tensor:
+    """The gradient of the parts of a chunk, put together again."""
+    return gradient({**o, "gain": 1.0}, upstream, like)
+
+
+def broadcast_gradient(o: Options, upstream: Tensor, like: Tensor) -> Tensor:
+    """The gradient of a sum: the same number everywhere."""
+    key = mix(o["op"], upstream.key)
+    value = upstream.max
+    if value is None or not math.isfinite(value):
+        return arising(T.finite(like.dtype, like.shape, 1.0, key), upstream.kinds, (upstream,))
+    return T.constant(like.dtype, like.shape, value, key)
+
+
+def looked_up(o: Options, ids: Tensor, w: Tensor) -> Tensor:
+    """Embedding rows of ``ids``."""
+    key = mix(o["op"], ids.key, w.key)
+    return arising(T.finite(w.dtype, o["shape"], w.rms, key), w.kinds & _SPREADING, (w,))
+
+
+def permuted(o: Options, x: Tensor, probs: Tensor) -> Tensor:
+    """Tokens in the order of their experts; NaN probabilities send NaN-weighted tokens along."""
+    key = mix(o["op"], x.key, probs.key)
+    kinds = _union((x, probs)) & _SPREADING
+    return arising(T.finite(x.dtype, x.shape, x.rms, key), kinds, (x, probs))
+
+
+def difference(o: Options, a: Tensor, b: Tensor) -> Tensor:
+    """mean square minus squared mean: positive by nature."""
+    key = mix(o["op"], a.key, b.key)
+    rms = max(a.rms - b.rms * b.rms, 0.1)
+    base = T.finite(a.dtype, a.shape, rms * 0.05, key, offset=rms)
+    return arising(base, _union((a, b)) & _SPREADING, (a, b))
+
+
+def found_infinity(o: Options, *grads: Tensor) -> Tensor:
+    """1.0 if any gradient is non-finite, else 0.0."""
+    return T.constant("fp32", (), 1.0 if _union(grads) & _SPREADING else 0.0, o["op"])
+
+
+def squared(o: Options, x: Tensor) -> Tensor:
+    """The square of a 0-d tensor."""
+    value = x.max
+    if value is None or not math.isfinite(value):
+        return x
+    return T.constant(x.dtype, (), min(value * value, 1e38), mix(o["op"], x.key))
+
+
+def clip_coefficient(o: Options, norm: Tensor) -> Tensor:
+    """max_norm / norm, at most 1; zero for an infinite norm."""
+    value = norm.max
+    if value is None or value != value:
+        return norm
+    return T.constant(
+        norm.dtype, (), 0.0 if math.isinf(value) else min(1.0, 1.0 / (value + 1e-6)), mix(o["op"], norm.key)
+    )
+
+
+def clipped(o: Options, grad: Tensor, coefficient: Tensor) -> Tensor:
+    """Gradient times clip coefficient; an infinite gradient times zero is NaN."""
+    key = mix(o["op"], grad.key, coefficient.key)
+    kinds = _union((grad, coefficient)) & _SPREADING
+    if kinds & INFINITE and coefficient.max == 0:
+        kinds = NAN
+    rms = grad.rms * min(coefficient.rms, 1.0)
+    return arising(T.finite(grad.dtype, grad.shape, rms, key), kinds, (grad, coefficient))
+
+
+def state_of(o: Options, grad: Tensor) -> Tensor:
+    """Optimizer state in the shape of the gradient: fp32, independent of its values; ``positive`` for second moments."""
+    base = T.finite("fp32", grad.shape, o["rms"], mix(o["op"], o["salt"]))
+    if o.get("positive") and base.n and base.shape:
+        base.min = T.rounded("fp32", o["rms"] * 1e-3)[0]
+        base.mean = T.rounded("fp32", o["rms"] * 0.6)[0]
+    return base
+
+
+def second_moment(o: Options, square: Tensor, grad: Tensor) -> Tensor:
+    """square += 0.001 grad grad."""
+    key = mix(o["op"], square.key, grad.key)
+    base = T.finite(square.dtype, square.shape, square.rms, key)
+    base.min, base.mean = square.min, square.mean
+    kinds = NAN if grad.kinds & NAN else POS_INF if grad.kinds & INFINITE else 0
+    return arising(base, kinds | square.kinds & _SPREADING, (square, grad))
+
+
+def stepped(o: Options, param: Tensor, moment: Tensor, root: Tensor) -> Tensor:
+    """param - lr moment / root."""
+    key = mix(o["op"], param.key, moment.key, root.key)
+    kinds = NAN if (moment.kinds | root.kinds) & _SPREADING else param.kinds & _SPREADING
+    return arising(T.finite(param.dtype, param.shape, param.rms, key), kinds, (param, moment, root))
