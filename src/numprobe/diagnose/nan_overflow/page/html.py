@@ -15,6 +15,7 @@ from numprobe.report import numbers
 from numprobe.report.html import render_page, script_data
 from numprobe.report.language import HTML_LANG
 from numprobe.report.names import telling_part
+from numprobe.report.terminal import printable
 
 MOST_LINES = 40  # of the spread; what comes after is summed up
 LETTERS = {"source": "s", "relay": "r", "victim": "v", "clean": "c", "partial": "p", "missing": "m"}
@@ -178,8 +179,8 @@ def _script_values(result: NanResult) -> dict[str, object]:
         "blocks": [[start, start + len(block.cells) - 1] for start, block in zip(starts, blocks, strict=True)],
         "cells": cells if cells != [[n] for n in range(len(rows))] else None,
         "start": next((n for n, cell in enumerate(cells) if any(rows[i].role == "source" for i in cell)), 0),
-        "ops": ops,
-        "via": via,
+        "ops": list(map(printable, ops)),
+        "via": list(map(printable, via)),
         "from": [list(group) for group in sources],
         "coordinates": [
             {"name": name.upper(), "values": _packed([row.coords.get(name) for row in rows])}
@@ -187,7 +188,7 @@ def _script_values(result: NanResult) -> dict[str, object]:
             if any(name in row.coords for row in rows)
         ],
         "ranks": {
-            "name": [view.rank_name(row) for row in rows],
+            "name": [printable(view.rank_name(row)) for row in rows],
             "role": "".join(LETTERS[view.shown_role(row)] for row in rows),
             "status": {n: row.status for n, row in enumerate(rows) if row.status != "ok"},
             "wave": _packed(view.waves(result)),

@@ -61,7 +61,7 @@ def _verdict(result: NanResult, first: Candidate | None, lang: str) -> list[str]
         "",
         comma.join(tag for tag in tags if tag),
         "",
-        " ".join(_message(lang, sentence) for sentence in view.headline(result)),
+        say(lang, "list.sentence").join(_message(lang, sentence) for sentence in view.headline(result)),
     ]
     if first and result.verdict != "no_overflow":
         rows = [
@@ -80,7 +80,7 @@ def _confident(candidate: Candidate, lang: str) -> str:
 def _evidence(result: NanResult, lang: str) -> list[str]:
     lines = _heading(lang, "section.evidence")
     for item in result.evidence:
-        observed = "" if item.proves else f" {_text(lang, 'evidence.observation')}"
+        observed = "" if item.proves else _text(lang, "evidence.observation")
         cites = "".join(f" {_cite(citation)}" for citation in item.citations)
         lines.append(f"- **{item.id}** {_message(lang, item.message)}{observed}{cites}")
     return lines if result.evidence else [*lines, _text(lang, "evidence.none")]
@@ -88,7 +88,9 @@ def _evidence(result: NanResult, lang: str) -> list[str]:
 
 def _confidence(first: Candidate | None, lang: str) -> list[str]:
     lines = _heading(lang, "section.confidence")
-    if first is None or not first.terms:
+    if first is None:
+        return []
+    if not first.terms:
         return [*lines, _text(lang, "confidence.none")]
     rows = [[numbers.signed(term.value), _message(lang, term.message)] for term in first.terms]
     rows.append(
@@ -119,8 +121,7 @@ def _ranks(result: NanResult, lang: str) -> list[str]:
 def _spread(result: NanResult, lang: str) -> list[str]:
     lines = _heading(lang, "section.spread")
     if not result.spread:
-        clean = result.verdict == "no_overflow"
-        return [*lines, _text(lang, "spread.clean" if clean else "spread.unknown")]
+        return [] if result.verdict == "no_overflow" else [*lines, _text(lang, "spread.unknown")]
     rows = [
         [
             str(number),
@@ -148,7 +149,7 @@ def _spread(result: NanResult, lang: str) -> list[str]:
 def _operator(result: NanResult, first: Candidate | None, lang: str) -> list[str]:
     lines = _heading(lang, "section.operator")
     if first is None:
-        return [*lines, _text(lang, "operator.none" if result.verdict == "no_overflow" else "operator.none_undecided")]
+        return [] if result.verdict == "no_overflow" else [*lines, _text(lang, "operator.none_undecided")]
     lines += [f"{code(first.op_name)} ({view.who(first)} #{first.op_index})", ""]
     if first.gap_after:
         lines += [f"{_text(lang, 'operator.gap')}: {code(first.gap_after)}", ""]
@@ -245,6 +246,8 @@ def _competing(result: NanResult, lang: str) -> list[str]:
         for candidate in candidates
     ]
     if not rows:
+        if result.verdict == "no_overflow":
+            return []
         return [*lines, _text(lang, "competing.none" if view.best(result) else "competing.none_clean")]
     keys = ("head.confidence", "head.candidate", "head.ranks", "head.class")
     return lines + table([*(_text(lang, key) for key in keys), ""], rows)

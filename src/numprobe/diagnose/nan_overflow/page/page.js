@@ -10,7 +10,7 @@ ranks.number = ranks.name.map(text => (/^\d+$/.test(text) ? +text : null));
 const cells = all('#grid .cells b'), blocksOfCells = data.blocks;
 const worst = ['source', 'missing', 'partial', 'relay', 'victim', 'clean'];
 const letters = { s: 'source', r: 'relay', v: 'victim', c: 'clean', p: 'partial', m: 'missing' };
-const lastWave = all('[data-wave]').length - 1;
+const lastWave = Math.max(all('[data-wave]').length - 1, 0);
 let wave = lastWave, filtered = '', current = Math.max(data.start, 0);
 
 const roleOf = index => letters[ranks.role[index]];
@@ -35,7 +35,8 @@ function ranges(list) {
   }
   return parts.join(', ');
 }
-const badge = role => element('span', { class: 'badge ' + role }, say('role.' + role));
+const symbols = { source: '\u25c6', relay: '\u25aa', victim: '\u25ab', clean: '\u00b7', partial: '\u25d4', missing: '\u00d7' };
+const badge = role => element('span', { class: 'badge ' + role }, element('span', { 'aria-hidden': 'true' }, symbols[role]), ' ', both('role.' + role));
 const place = index => data.coordinates.filter(c => c.values[index] != null).map(c => c.name + ' ' + c.values[index]).join(' ');
 const firstDirt = index => {
   const at = ranks.op[index];
@@ -143,9 +144,8 @@ if (table) {
   const cell = (content, attributes = {}) => element('td', attributes, content);
   liveTable(table, ranks.name.map((_, n) => {
     const role = roleOf(n), from = data.from[ranks.from[n]] ?? [];
-    const words = element('span', { class: 'badge ' + role }, both('role.' + role));
     return element('tr', role === 'source' ? { class: 'hot' } : {},
-      cell(name(n), { 'data-v': ranks.number[n] ?? name(n) }), cell(words), cell(place(n), { class: 'nb' }), cell(firstDirt(n)),
+      cell(name(n), { 'data-v': ranks.number[n] ?? name(n) }), cell(badge(role)), cell(place(n), { class: 'nb' }), cell(firstDirt(n)),
       cell(data.via[ranks.via[n]] ?? ''), cell(ranges(from)), cell(ranks.records[n].toLocaleString('en-US'), { class: 'n', 'data-v': ranks.records[n] }));
   }));
   table.closest('.scroll').hidden = false;

@@ -23,7 +23,7 @@ def render_terminal(result: NanResult, lang: str, style: Style, report_path: str
     first = view.best(result) if result.verdict != "no_overflow" else None
     symbol = style.symbol(SYMBOLS[result.verdict])
     verdict = say(lang, f"verdict.{result.verdict}")
-    sentence = ("。" if lang == "zh" else ". ").join([style.paint(verdict, "strong"), _sentences(result, lang, style)])
+    sentence = say(lang, "screen.verdict", verdict=style.paint(verdict, "strong")) + _sentences(result, lang, style)
     blocks = [
         wrap(sentence, style.width, f"{symbol} ", " " * (columns(symbol) + 1)),
         _facts(result, first, lang, style),
@@ -87,9 +87,8 @@ def _letter(result: NanResult, index: int, style: Style) -> str:
 
 
 def _sentences(result: NanResult, lang: str, style: Style) -> str:
-    glue = "" if lang == "zh" else " "
     worded = [joined(CATALOGUE.pieces(lang, said.key, said.values), style) for said in view.headline(result)]
-    return glue.join(worded)
+    return say(lang, "list.sentence").join(worded)
 
 
 def _message(lang: str, message: Params, style: Style | None = None) -> str:
@@ -99,7 +98,7 @@ def _message(lang: str, message: Params, style: Style | None = None) -> str:
 def _facts(result: NanResult, first: Candidate | None, lang: str, style: Style) -> list[str]:
     rows: list[tuple[str, str]] = []
     if first:
-        rows.append(("screen.class", f"{first.clazz}{_colon(lang)}{say(lang, f'class.{first.clazz}')}"))
+        rows.append(("screen.class", say(lang, "screen.class_text", name=first.clazz)))
         rows.append(("screen.confidence", _confidence(first, lang)))
         rows.append(("screen.where", _place(result, first, lang)))
         if first.suspects:
@@ -130,6 +129,8 @@ def _facts(result: NanResult, first: Candidate | None, lang: str, style: Style) 
         top = say(lang, "list.comma").join(soft(item.op) for item in result.excluded[:3])
         rows.append(("screen.excluded_line", say(lang, "screen.excluded_text", n=total, top=top)))
     rows += [("screen.notes", _message(lang, note)) for note in result.notes[:2]]
+    if not first:
+        rows += [("screen.limits", _message(lang, limit)) for limit in result.limits[:2]]
     rows += [("screen.undecided", text) for text in _undecided(result, lang)]
     labels = [say(lang, key) for key, _ in rows]
     width = max(map(columns, labels), default=0)
@@ -137,10 +138,6 @@ def _facts(result: NanResult, first: Candidate | None, lang: str, style: Style) 
     for label, (_, text) in zip(labels, rows, strict=True):
         lines += wrap(text, style.width, f"  {pad(label, width)}  ", " " * (width + 4))
     return lines
-
-
-def _colon(lang: str) -> str:
-    return "：" if lang == "zh" else ": "
 
 
 def _cites(citations: list[Citation]) -> str:

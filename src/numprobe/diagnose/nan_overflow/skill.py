@@ -1,0 +1,493 @@
+"""The NaN-overflow skill: five stages from dump folders to the rank and the operator that made the first NaN."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from numprobe.diagnose.nan_overflow.conclude import (
+    View,
+    candidate,
+    confidence_terms,
+    evidence_for,
+    next_checks,
+    total,
+)
+from numprobe.diagnose.nan_overflow.digest import RankDigest
+from numprobe.diagnose.nan_overflow.join import join
+from numprobe.diagnose.nan_overflow.local import digest_rank
+from numprobe.diagnose.nan_overflow.order import Order
+from numprobe.diagnose.nan_overflow.result import Candidate, NanResult, Params, StepRow
+from numprobe.diagnose.nan_overflow.rows import coordinates, excluded_rows, rank_rows, spread_rows, unread_limits
+from numprobe.diagnose.nan_overflow.sources import Origin, Verdicts, find_sources
+from numprobe.execution.executor import choose
+from numprobe.execution.stages import Listener, Stages, ignore
+from numprobe.formats import cache
+from numprobe.formats.dump import Dump, RankDump, open_dump
+from numprobe.formats.layout import RankFolder, StepFolder
+from numprobe.record.errors import NumprobeError
+from numprobe.record.nonfinite import Kinds
+from numprobe.report import numbers
+
+STAGES = ("nan.stage.discover", "nan.stage.scan", "nan.stage.join", "nan.stage.rank", "nan.stage.trace")
+DIGEST_VERSION = 1
+LOSS_SCALE = 2.0**8  # gradients of the loss of at least this size are scaled on purpose
+LOSS_SCALE_STEPS = 3  # an overflow that repeats in more dumped steps than this is a fault
+_NAN = int(Kinds.NAN)
+
+
+@dataclass(frozen=True)
+class NanOptions:
+    """What the user may choose. ``top``: how many independent overflow nodes to list; ``exclude``: names or prefixes."""
+
+    steps: frozenset[int] | None = None
+    ranks: frozenset[int] | None = None
+    jobs: int | None = None
+    exclude: tuple[str, ...] = ()
+    top: int = 1
+    use_cache: bool = True
+
+
+@dataclass
+class Analysis:
+    """The result, with what the artifacts are written from."""
+
+    result: NanResult
+    view: View | None
+    dump: Dump
+    timings: dict[str, float]
+
+
+def analyse(path: str | Path, options: NanOptions | None = None, listener: Listener = ignore) -> Analysis:
+    """Find out which rank and which operator made the first NaN or Inf.
+
+    Steps are read in order up to the first dirty one. Nothing is written but the per-rank cache.
+
+    Raises:
+        NumprobeError: nothing readable at ``path`` (E-FMT-001 to 003, 014), or a choice that leaves nothing (E-USE-005).
+    """
+    options = options or NanOptions()
+    stages = Stages(STAGES, listener)
+    stages.begin(STAGES[0])
+    dump = open_dump(path, use_cache=options.use_cache)
+    steps = _chosen(dump, options)
+    listed = [r for s in steps for r in s.ranks]
+    missing = sum(bool(r.problem) for r in listed)
+    stages.end(note=f"{len(listed):,}" + (f" ({missing:,} x)" if missing else ""), done=len(listed), total=len(listed))
+    rows: list[StepRow] = []
+    scaled: list[NanResult] = []
+    for position, step in enumerate(steps):
+        digests = _scan(dump, step, options, stages)
+        last = position == len(steps) - 1
+        result, view = _conclude(dump, step, digests, options, stages, final=last)
+        rows.append(_step_row(step, digests, result))
+        scaling = result.verdict == "no_overflow" and any(n.key == "note.loss_scaling" for n in result.notes)
+        if scaling:
+            scaled.append(result)
+            if len(scaled) > LOSS_SCALE_STEPS:
+                result, view = _conclude(dump, step, digests, options, stages, final=True, scaling_is_fault=True)
+        if result.verdict != "no_overflow" or last:
+            if result.verdict == "no_overflow" and scaled:
+                result = scaled[0]
+            result.steps = rows + [
+                StepRow(s.step, len(s.ranks), [], [], 0, 0, "not_scanned") for s in steps[position + 1 :]
+            ]
+            if position + 1 < len(steps):
+                result.notes.append(Params("note.steps", {"step": step.step if step.step is not None else 0}))
+            return Analysis(result, view, dump, stages.timings)
+    raise AssertionError("a dump has at least one step")
+
+
+def _chosen(dump: Dump, options: NanOptions) -> list[StepFolder]:
+    steps = list(dump.steps)
+    if options.steps is not None:
+        steps = [s for s in steps if s.step is None or s.step in options.steps]
+        if not steps:
+            have = ", ".join(str(s.step) for s in dump.steps)
+            raise NumprobeError("E-USE-005", "--step leaves no step", found=f"steps {have}", do="choose one of these")
+    if options.ranks is not None:
+        chosen = [
+            StepFolder(s.step, s.folder, tuple(r for r in s.ranks if r.rank is None or r.rank in options.ranks))
+            for s in steps
+        ]
+        steps = [s for s in chosen if s.ranks]
+        if not steps:
+            numbered = sorted({r.rank for s in dump.steps for r in s.ranks if r.rank is not None})
+            span = f"ranks {numbered[0]} to {numbered[-1]}" if numbered else "no rank"
+            raise NumprobeError("E-USE-005", "--rank leaves no rank", found=span, do="choose some of these")
+    return steps
+
+
+# --- stage 2 -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Task:
+    place: RankFolder
+    cache_to: Path | None
+
+
+def scan_rank(task: _Task) -> RankDigest:
+    """One rank's digest, from the cache or from its files. A rank that cannot be read says so; it raises nothing."""
+    place = task.place
+    if place.problem:
+        status = "missing" if place.problem == "missing" else "unreadable"
+        return RankDigest(place.key, place.rank, status, place.problem)
+    files = [place.dump, place.construct]
+    entry = cache.entry(task.cache_to, files, "digest", DIGEST_VERSION) if task.cache_to else None
+    stored = cache.load(entry, RankDigest)
+    if stored is not None:
+        return stored
+    try:
+        digest = digest_rank(RankDump(place, task.cache_to))
+    except NumprobeError as error:
+        return RankDigest(place.key, place.rank, "unreadable", f"{error.code}  {error.what}")
+    if digest.reason != "live":
+        cache.store(entry, digest)
+    return digest
+
+
+def _scan(dump: Dump, step: StepFolder, options: NanOptions, stages: Stages) -> list[RankDigest]:
+    tasks = [_Task(r, dump.cache_to) for r in step.ranks]
+    size = sum(_size(r) for r in step.ranks)
+    stages.begin(STAGES[1], len(tasks))
+    execute = choose(options.jobs, len(tasks), size)
+    digests: list[RankDigest | None] = [None] * len(tasks)
+    done = read = 0
+    try:
+        for i, digest in execute(scan_rank, tasks):
+            digests[i] = digest
+            done += 1
+            read += digest.size
+            stages.update(done, len(tasks), numbers.size(read))
+    except KeyboardInterrupt:
+        stages.stop("interrupted", done=done, total=len(tasks))
+        raise
+    found = [d for d in digests if d is not None]
+    if not any(d.status in ("ok", "partial") for d in found):
+        reasons = [f"{d.key}: {d.reason or d.status}" for d in found[:3]]
+        raise NumprobeError(
+            "E-FMT-014",
+            "no rank could be read",
+            where=str(step.folder),
+            found="; ".join(reasons),
+            do="check that the folder holds dump.json files that you may read",
+        )
+    stages.end(numbers.size(read), done, len(tasks))
+    return found
+
+
+def _size(place: RankFolder) -> int:
+    try:
+        return 0 if place.problem else place.dump.stat().st_size
+    except OSError:
+        return 0
+
+
+# --- stages 3 to 5 -----------------------------------------------------------------------------------------------
+
+
+def _conclude(
+    dump: Dump,
+    step: StepFolder,
+    digests: list[RankDigest],
+    options: NanOptions,
+    stages: Stages,
+    *,
+    final: bool,
+    scaling_is_fault: bool = False,
+) -> tuple[NanResult, View | None]:
+    """Join, rank and trace one step. ``final``: this is the last step, so a clean one is reported in full."""
+    result = _empty_result(dump, step, digests)
+    if not any(d.has_extrema for d in digests if d.status in ("ok", "partial")):
+        result.verdict = "inconclusive"
+        task = next((d.task for d in digests if d.task), "")
+        result.headline = Params("headline.no_statistics", {"task": task} if task else {})
+        result.next_checks = [Params("check.record_statistics")]
+        return result, None
+    stages.begin(STAGES[2])
+    world = frozenset(r.rank for r in step.ranks if r.rank is not None) | frozenset(
+        r.rank for s in dump.steps for r in s.ranks if r.rank is not None
+    )
+    joined = join(digests, world)
+    order = Order(joined)
+    summary = joined.summary
+    stages.end(f"{summary.instances:,}: {summary.verified:,} / {summary.consistent:,} / {summary.assumed:,}")
+    stages.begin(STAGES[3])
+    dumps = {r.key: dump.rank(r) for r, d in zip(step.ranks, digests, strict=True) if d.status in ("ok", "partial")}
+    verdicts = find_sources(digests, joined, order, lambda key: dumps[key].positions, options.exclude)
+    stages.end(f"{verdicts.minimal:,}")
+    stages.begin(STAGES[4])
+    view = View(step.step, digests, dumps, joined, order, verdicts, _relative(dump, step))
+    _fill(result, view, options, scaling_is_fault)
+    stages.end()
+    return result, view
+
+
+def _empty_result(dump: Dump, step: StepFolder, digests: list[RankDigest]) -> NanResult:
+    readable = [d for d in digests if d.status in ("ok", "partial")]
+    first = readable[0] if readable else None
+    return NanResult(
+        "no_overflow",
+        step.step,
+        dump=dump.root.name or "dump",
+        framework=first.framework if first else "",
+        level=first.level if first else "",
+        partial_ranks=sorted(d.rank for d in digests if d.status == "partial" and d.rank is not None),
+        missing_ranks=sorted(d.rank for d in digests if d.status in ("missing", "unreadable") and d.rank is not None),
+        records=sum(d.records for d in digests),
+        bytes=sum(d.size for d in digests),
+    )
+
+
+def _relative(dump: Dump, step: StepFolder) -> dict[str, str]:
+    relative = {}
+    for place in step.ranks:
+        try:
+            relative[place.key] = place.dump.relative_to(dump.root).as_posix()
+        except ValueError:
+            relative[place.key] = f"{place.key}/{place.dump.name}"
+    return relative
+
+
+def _fill(result: NanResult, view: View, options: NanOptions, scaling_is_fault: bool) -> None:
+    """Verdict, candidates, evidence and tables."""
+    verdicts, digests = view.verdicts, view.digests
+    result.join = view.joined.summary
+    result.limits = unread_limits(digests) + _limits(view)
+    result.notes = _notes(digests)
+    result.user_excluded = sorted(verdicts.user_excluded)
+    sources = verdicts.sources
+    scaling = None if scaling_is_fault else _loss_scaling(view)
+    from_start = _dirty_from_start(view)
+    if not sources or scaling is not None:
+        _clean(result, view, scaling)
+        sources = []
+    elif from_start:
+        result.verdict = "inconclusive"
+        dirty = sum(1 for d in digests if d.dirty_records)
+        result.headline = Params("headline.dirty_from_start", {"ranks": dirty})
+        step = view.step
+        result.next_checks = [Params("check.earlier_step", {} if step is None else {"step": step})]
+    elif sources[0].kind == "outside" or verdicts.undecided:
+        result.verdict = "inconclusive"
+    else:
+        result.verdict = "overflow_found"
+    if sources:
+        _candidates(result, view, options)
+    first = result.first or (result.alternatives[0] if result.alternatives else None)
+    own = set(first.ranks) if first and result.verdict == "overflow_found" else set()
+    own |= {r for c in result.sources for r in c.ranks}
+    keys = (
+        {d.key for o in verdicts.sources[: verdicts.minimal] for d in o.digests}
+        if result.verdict == "overflow_found"
+        else set()
+    )
+    depends = {d.key: bool(sources) and view.could_precede(d, sources[0]) for d in view.unread()}
+    if result.verdict == "inconclusive":
+        depends = {d.key: True for d in view.unread()}
+    result.ranks = rank_rows(
+        digests, verdicts, coordinates(view.joined, _world(view)), own, keys, depends, result.verdict == "no_overflow"
+    )
+    if first is not None:
+        result.spread = spread_rows(verdicts, first.op_name, sorted(own))
+    result.excluded = excluded_rows(digests, view.cite, verdicts.user_excluded)
+
+
+def _world(view: View) -> list[int]:
+    return sorted(d.rank for d in view.digests if d.rank is not None)
+
+
+def _candidates(result: NanResult, view: View, options: NanOptions) -> None:
+    verdicts = view.verdicts
+    listed = verdicts.sources[: max(verdicts.minimal, options.top)]
+    made: list[Candidate] = []
+    for position, origin in enumerate(listed):
+        one, finding = candidate(view, origin, deep=True)
+        one.terms = confidence_terms(view, origin, one, finding, verdicts.minimal)
+        one.confidence = total(one.terms)
+        one.concurrent_with = [
+            o.event.name
+            for o in verdicts.sources[: verdicts.minimal]
+            if o is not origin and position < verdicts.minimal
+        ]
+        made.append(one)
+        if position == 0:
+            result.evidence = evidence_for(view, origin, one, finding, verdicts.minimal)
+            if not result.next_checks:
+                result.next_checks = next_checks(one, finding)
+    others = [_alternative(view, o) for o in verdicts.alternatives]
+    if result.verdict == "overflow_found":
+        result.sources, result.alternatives = made, others
+    else:
+        result.sources, result.alternatives = [], made + others
+    first = made[0]
+    result.clazz, result.confidence = first.clazz, first.confidence
+    result.source_ranks = first.ranks if result.verdict == "overflow_found" else []
+    result.rank = min(result.source_ranks) if result.source_ranks else None
+    if result.headline is None:
+        result.headline = _headline(first, listed[0], verdicts, result.verdict)
+
+
+def _alternative(view: View, origin: Origin) -> Candidate:
+    one, finding = candidate(view, origin, deep=False)
+    one.terms = confidence_terms(view, origin, one, finding, max(view.verdicts.minimal, 2))
+    one.confidence = min(total(one.terms), 0.5)
+    return one
+
+
+def _headline(first: Candidate, origin: Origin, verdicts: Verdicts, verdict: str) -> Params:
+    values: dict[str, str | int | float | list[int]] = {
+        "kinds": first.kinds,
+        "ranks": first.ranks or first.rank_key,
+        "op": first.op_name,
+    }
+    slot = next(
+        (s.slot for s in first.slots if s.role in ("input", "parameter") and s.state not in ("finite", "", "unknown")),
+        "",
+    )
+    if verdict == "inconclusive" and origin.kind != "outside":
+        return Params("headline.ambiguous", {"count": max(len(first.ranks), verdicts.minimal)})
+    if first.kind in ("gap", "container"):
+        if first.gap_after:
+            values["after"] = first.gap_after
+        return Params("headline.gap", values)
+    if first.kind == "parameter":
+        return Params("headline.parameter", {**values, "slot": slot})
+    if first.kind == "input_data":
+        return Params("headline.input_data", {**values, "slot": slot})
+    if first.kind == "communication":
+        members = len(origin.instance.calls) if origin.instance else 0
+        return Params("headline.communication", {**values, "members": members})
+    if first.kind == "outside":
+        return Params("headline.outside", values)
+    if first.kind == "uninitialised":
+        return Params("headline.uninitialised", {**values, "allocation": origin.event.after_name})
+    if first.clazz == "recompute_differs":
+        return Params("headline.recompute", values)
+    if first.layer is not None:
+        values["layer"] = first.layer
+    return Params("headline.introduced", values)
+
+
+def _clean(result: NanResult, view: View, scaling: Params | None) -> None:
+    """Nothing overflowed, or only what loss scaling lets overflow; or what was not read could hide a source."""
+    unread = [d for d in view.unread() if not _ends_clean(view, d)]
+    looks = sum(look.count for d in view.digests for look in d.look_alikes)
+    ranks = sum(1 for d in view.digests if d.status in ("ok", "partial"))
+    if unread and scaling is None:
+        result.verdict = "inconclusive"
+        unread_ranks = sorted(d.rank for d in unread if d.rank is not None)
+        result.headline = Params("headline.unread", {"ranks": unread_ranks})
+        result.next_checks = [Params("check.read_rank", {"ranks": unread_ranks})]
+        return
+    result.verdict = "no_overflow"
+    if scaling is not None:
+        result.headline = Params("headline.loss_scaling")
+        result.notes.append(scaling)
+        result.next_checks = [Params("check.loss_scale")]
+    elif looks:
+        result.headline = Params("headline.look_alikes", {"count": looks, "records": result.records, "ranks": ranks})
+        result.next_checks = [Params("check.coverage")]
+    else:
+        result.headline = Params("headline.no_overflow", {"records": result.records, "ranks": ranks})
+        result.next_checks = [Params("check.coverage")]
+
+
+def _ends_clean(view: View, unread: RankDigest) -> bool:
+    """Does every group of this rank end with clean data in its readable members, so that dirt of its own would show?"""
+    if unread.rank is None:
+        return False
+    last: dict[object, bool] = {}
+    for instance in view.joined.instances:
+        if unread.rank in instance.members and instance.calls:
+            others = [c for r, c in instance.calls.items() if r != unread.rank]
+            if others:
+                last[instance.group] = not any(c.got & _NAN for c in others)
+    return bool(last) and all(last.values())
+
+
+def _loss_scaling(view: View) -> Params | None:
+    """Scaled fp16 gradients may overflow: the optimizer skips the step and nothing is wrong (refinement 13)."""
+    origins = view.verdicts.sources[: view.verdicts.minimal]
+    if not origins:
+        return None
+    for origin in view.verdicts.sources:
+        digest = origin.digest
+        if (
+            origin.event.phase != "backward"
+            or origin.kind not in ("introduced", "container")
+            or not digest.backward_only
+        ):
+            return None
+        if digest.loss_gradient is None or digest.loss_gradient < LOSS_SCALE or digest.optimizer_records:
+            return None
+        record = view.dumps[digest.key].record(origin.event.index)
+        if not any(v.dtype.lower().endswith(("float16", "half")) for v in record.values if v.kinds.dirty):
+            return None
+    return Params("note.loss_scaling")
+
+
+def _dirty_from_start(view: View) -> bool:
+    """Did the dump begin after the fault? Every rank is dirty at its first computing record, or most parameters are."""
+    readable = [d for d in view.digests if d.status in ("ok", "partial") and d.records]
+    first = [d.events[0] for d in readable if d.events]
+    if not readable or len(first) < len(readable):
+        return False
+    if all(e.kind == "parameter" for e in first):
+        sampled = sum(d.parameters for d in readable)
+        return sampled > 1 and sum(d.dirty_parameters for d in readable) * 2 >= sampled
+    at_start = all(
+        e.kind in ("parameter", "gap", "input_data") and e.index <= max(d.first_computing, 0)
+        for d, e in zip((d for d in readable if d.events), first, strict=True)
+    )
+    same = len({e.slots_key for e in first}) == 1
+    return at_start and len(readable) > 1 and not same
+
+
+def _limits(view: View) -> list[Params]:
+    limits: list[Params] = []
+    readable = [d for d in view.digests if d.status in ("ok", "partial")]
+    level = readable[0].level if readable else ""
+    if level == "L0":
+        limits.append(Params("limit.level_l0"))
+    elif level == "L1":
+        limits.append(Params("limit.level_l1"))
+    if len(readable) > 1 and not any(d.calls for d in readable):
+        limits.append(Params("limit.no_communication"))
+    first = view.verdicts.sources[0].digest.key if view.verdicts.sources else None
+    if first is not None:
+        dump = view.dumps[first]
+        ranks: dict[str, str | int | float | list[int]] = {}
+        if dump.place.rank is not None:
+            ranks["ranks"] = [dump.place.rank]
+        if not dump.stacks:
+            limits.append(Params("limit.no_stack", ranks))
+        if not dump.tree.present:
+            limits.append(Params("limit.no_construct", ranks))
+        limits.append(Params("limit.in_place"))
+    else:
+        limits.append(Params("limit.detection"))
+    return limits
+
+
+def _notes(digests: Sequence[RankDigest]) -> list[Params]:
+    notes: list[Params] = []
+    live = sorted(d.rank for d in digests if d.reason == "live" and d.rank is not None)
+    if live:
+        notes.append(Params("note.live", {"ranks": live}))
+    repeated = Counter({d.rank: d.repeated for d in digests if d.repeated and d.rank is not None})
+    if repeated:
+        notes.append(Params("note.duplicates", {"count": sum(repeated.values()), "ranks": sorted(repeated)}))
+    return notes
+
+
+def _step_row(step: StepFolder, digests: list[RankDigest], result: NanResult) -> StepRow:
+    dirty = sum(1 for d in digests if d.dirty_records)
+    state = "clean" if not dirty else "look_alikes_only" if result.verdict == "no_overflow" else "dirty"
+    return StepRow(step.step, len(step.ranks), result.partial_ranks, result.missing_ranks, result.records, dirty, state)
+
+
+__all__ = ["STAGES", "Analysis", "NanOptions", "analyse"]

@@ -1,0 +1,347 @@
+"""Stage 4: of all unexplained events of all ranks, which made the first non-finite value?
+
+Events with clean inputs stand for themselves. The others (a gap, a module that turns dirty with clean children) may be
+the trace of communication that nobody recorded: they are origins only if no event of another rank can stand behind them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from numprobe.diagnose.nan_overflow import apis
+from numprobe.diagnose.nan_overflow.comm import CommCall
+from numprobe.diagnose.nan_overflow.digest import Event, RankDigest
+from numprobe.diagnose.nan_overflow.join import CONTRADICTED, Instance, Joined
+from numprobe.diagnose.nan_overflow.order import NEVER, Order
+from numprobe.record.names import parse_name
+from numprobe.record.nonfinite import DIRTY, INFINITE, Kinds
+
+_NAN, _INF, _DIRTY = int(Kinds.NAN), int(INFINITE), int(DIRTY)
+_PHASES = {"forward": 0, "recompute": 1, "backward": 1, "optimizer": 2}
+
+WEAK = frozenset(("gap", "container"))  # may be the trace of communication that nobody recorded
+EXPLAINABLE = WEAK | {"input_data"}  # what came in before explains it
+
+Positions = Callable[[str], "dict[str, int]"]  # rank key -> op_index by record name
+
+
+@dataclass
+class Received:
+    """The first dirt that came to a rank through communication."""
+
+    call: CommCall
+    instance: Instance
+    givers: list[int]
+
+
+@dataclass
+class Origin:
+    """An event, or the same event on several ranks."""
+
+    event: Event
+    digests: list[RankDigest]
+    events: list[Event]
+    kind: str  # an event's kind, or communication | outside
+    instance: Instance | None = None
+    suspects: list[int] = field(default_factory=list)
+    reach: dict[int, int] = field(default_factory=dict)
+    explains: int = 0
+
+    @property
+    def digest(self) -> RankDigest:
+        return self.digests[0]
+
+    @property
+    def ranks(self) -> list[int]:
+        return sorted(d.rank for d in self.digests if d.rank is not None)
+
+    @property
+    def weak(self) -> bool:
+        return self.kind in WEAK
+
+
+@dataclass
+class Verdicts:
+    """Origins in order, what stays possible besides them, and how every rank got its first dirt."""
+
+    sources: list[Origin]  # concurrent minimal ones first, in order, then later independent ones
+    minimal: int  # how many of them nothing else precedes
+    alternatives: list[Origin]
+    received: dict[int, Received]
+    hidden: dict[int, Event]  # ranks that got dirt through communication that was not recorded
+    undecided: bool = False  # the minimal origins are gaps that every rank shows alike
+    user_excluded: Counter[str] = field(default_factory=Counter)
+
+
+def find_sources(
+    digests: Sequence[RankDigest], joined: Joined, order: Order, positions: Positions, exclude: Sequence[str] = ()
+) -> Verdicts:
+    """Choose the origins. ``exclude``: names or prefixes of records that the user has ruled out."""
+    skipped: Counter[str] = Counter()
+    received = _received(digests, joined)
+    strong: list[tuple[RankDigest, Event]] = []
+    weak: list[tuple[RankDigest, Event]] = []
+    recorded = any(d.calls for d in digests)
+    for digest in digests:
+        first = received.get(digest.rank) if digest.rank is not None else None
+        for event in digest.events:
+            if any(event.name == e or event.name.startswith(e) for e in exclude):
+                skipped[event.name] += 1
+                continue
+            op = parse_name(event.name)
+            if event.kind in EXPLAINABLE and first is not None and first.call.index <= event.index:
+                continue
+            if event.kind in WEAK or (event.kind == "input_data" and not recorded) or apis.is_fused_communication(op):
+                weak.append((digest, event))
+            else:
+                strong.append((digest, event))
+    weak, hidden = _without_hidden(strong, weak, positions)
+    origins = _collapse(strong + weak, joined)
+    for origin in origins:
+        origin.reach = order.reach({r: e.index for r, e in _starts(origin)})
+    origins, more_hidden = _order_by_place(origins, positions, recorded)
+    hidden.update(more_hidden)
+    if not origins:
+        origins = _from_communication(digests, received, order, strong=False)
+    minimal = [o for o in origins if not any(_before(p, o) for p in origins if p is not o)]
+    later = [o for o in origins if o not in minimal]
+    first_dirt = _first_dirt(digests, received, hidden)
+    for origin in origins:
+        origin.explains = sum(
+            1 for r, i in first_dirt.items() if r not in origin.ranks and origin.reach.get(r, NEVER) <= i
+        )
+    minimal.sort(key=lambda o: _rank_key(o, joined))
+    later.sort(key=lambda o: _rank_key(o, joined))
+    outside = _from_communication(digests, received, order, strong=True, origins=minimal) if minimal else []
+    undecided = bool(minimal) and all(o.weak for o in minimal) and _same_everywhere(minimal, digests)
+    return Verdicts(minimal + later, len(minimal), outside, received, hidden, undecided, skipped)
+
+
+def _starts(origin: Origin) -> list[tuple[int, Event]]:
+    return [(d.rank, e) for d, e in zip(origin.digests, origin.events, strict=True) if d.rank is not None]
+
+
+def _received(digests: Sequence[RankDigest], joined: Joined) -> dict[int, Received]:
+    """Per rank the first call that turned clean data dirty.
+
+    An infinity counts if it is positive, or if a giver has made it by something other than a mask.
+    """
+    makers = {d.rank: [e.index for e in d.events if e.kinds & _INF] for d in digests}
+    first: dict[int, Received] = {}
+    for rank, calls in joined.by_rank.items():
+        for call, instance in calls:
+            new = call.got & _DIRTY & ~call.given if not call.given & _NAN else 0
+            if not instance.receives(rank) or instance.join == CONTRADICTED:
+                continue
+            givers = instance.dirty_givers()
+            if call.api == "recv" and call.got & int(Kinds.UNKNOWN) and givers:  # recorded before the data came
+                new = instance.calls[givers[0]].given & _DIRTY
+            if not new:
+                continue
+            if not new & (_NAN | int(Kinds.POS_INF)):
+                made = any(i < instance.calls[g].index for g in givers for i in makers.get(g, ()))
+                if not made:
+                    continue  # a mask that is sent along
+            first[rank] = Received(call, instance, [g for g in givers if g != rank])
+            break
+    return first
+
+
+def _without_hidden(
+    strong: list[tuple[RankDigest, Event]], weak: list[tuple[RankDigest, Event]], positions: Positions
+) -> tuple[list[tuple[RankDigest, Event]], dict[int, Event]]:
+    """Drop the weak events behind which an event with clean inputs on another rank can stand."""
+    kept: list[tuple[RankDigest, Event]] = []
+    hidden: dict[int, Event] = {}
+    for digest, event in weak:
+        others = [(d, e) for d, e in strong if d.key != digest.key]
+        home = [e for d, e in strong if d.key == digest.key and e.index < event.index]
+        if not home and any(_can_precede(d, e, event, positions) for d, e in others):
+            if digest.rank is not None:
+                hidden.setdefault(digest.rank, event)
+        else:
+            kept.append((digest, event))
+    return kept, hidden
+
+
+def _can_precede(digest: RankDigest, event: Event, later: Event, positions: Positions) -> bool:
+    """Seen from the rank of ``event``: does the record that turned dirty elsewhere come at or after it?"""
+    at = positions(digest.key).get(later.name)
+    if at is None:
+        return _PHASES[event.phase] <= _PHASES[later.phase]
+    return at >= event.index
+
+
+def _order_by_place(
+    origins: list[Origin], positions: Positions, recorded: bool
+) -> tuple[list[Origin], dict[int, Event]]:
+    """Among origins of different records, drop those that another one can stand behind by its place in the model.
+
+    This is the only order where communication was not recorded (then every origin is looked at, else only weak ones):
+    if a turned dirty at or before the place where b did, seen from a, and not the other way round seen from b, then b
+    may have it from a (refinement 1).
+    """
+    doubtful = [o for o in origins if o.weak or not recorded]
+    hidden: dict[int, Event] = {}
+    gone: set[int] = set()
+    for later in doubtful:
+        for earlier in doubtful:
+            if (
+                earlier is later
+                or id(earlier) in gone
+                or {d.key for d in earlier.digests} & {d.key for d in later.digests}
+            ):
+                continue
+            if _stands_behind(earlier, later, positions):
+                gone.add(id(later))
+                for digest, event in zip(later.digests, later.events, strict=True):
+                    if digest.rank is not None:
+                        hidden[digest.rank] = event
+                break
+    return [o for o in origins if id(o) not in gone], hidden
+
+
+def _stands_behind(earlier: Origin, later: Origin, positions: Positions) -> bool:
+    a, b = earlier.event, later.event
+    if (later.kind == "input_data") != (earlier.kind == "input_data"):
+        # what a pipeline stage gets from another looks like input data: a fault elsewhere comes first unless it is later
+        when_a, when_b = ((e.micro_batch or 0, _PHASES[e.phase]) for e in (a, b))
+        return when_a <= when_b if later.kind == "input_data" else when_a < when_b
+    forth = _can_precede(earlier.digest, a, b, positions)
+    return forth and not _can_precede(later.digest, b, a, positions)
+
+
+def _collapse(found: list[tuple[RankDigest, Event]], joined: Joined) -> list[Origin]:
+    """The same record on ranks that compute the same, or that form one group, is one origin.
+
+    Only the first event of a rank that stands at the same record is merged; a single rank's events stay apart.
+    """
+    by_record: dict[tuple[str, str], list[tuple[RankDigest, Event]]] = defaultdict(list)
+    for digest, event in found:
+        by_record[event.name, event.kind].append((digest, event))
+    origins: list[Origin] = []
+    groups = [set(g) for g in joined.groups]
+    for (_, kind), members in by_record.items():
+        clusters: list[list[tuple[RankDigest, Event]]] = []
+        for digest, event in members:
+            home = next(
+                (
+                    c
+                    for c in clusters
+                    if any(
+                        e.slots_key == event.slots_key or any({d.rank, digest.rank} <= g for g in groups) for d, e in c
+                    )
+                ),
+                None,
+            )
+            if home is None:
+                clusters.append([(digest, event)])
+            else:
+                home.append((digest, event))
+        for cluster in clusters:
+            cluster.sort(key=lambda pair: (pair[0].rank is None, pair[0].rank or 0, pair[0].key))
+            origins.append(Origin(cluster[0][1], [d for d, _ in cluster], [e for _, e in cluster], kind))
+    return origins
+
+
+def _before(a: Origin, b: Origin) -> bool:
+    """Can ``a`` have reached ``b``, and not the other way round?"""
+    return _reaches(a, b) and not _reaches(b, a)
+
+
+def _reaches(a: Origin, b: Origin) -> bool:
+    starts = _starts(b)
+    if not starts:  # processes without rank: only order within one of them is known
+        return any(
+            d.key == o.key and e.index < f.index
+            for d, e in zip(a.digests, a.events, strict=True)
+            for o, f in zip(b.digests, b.events, strict=True)
+        )
+    own = {r: e.index for r, e in _starts(a)}
+    return any(own.get(r, NEVER) < e.index or (r not in own and a.reach.get(r, NEVER) <= e.index) for r, e in starts)
+
+
+def _rank_key(origin: Origin, joined: Joined) -> tuple[object, ...]:
+    """Order of concurrent origins: micro-batch, phase, collectives before it, place in the file, module, extent, rank."""
+    event = origin.event
+    rank = origin.digest.rank
+    before = sum(1 for c, _ in joined.by_rank.get(rank, ()) if c.index < event.index) if rank is not None else 0
+    return (
+        event.micro_batch if event.micro_batch is not None else 0,
+        _PHASES[event.phase],
+        before,
+        event.index,
+        event.module,
+        -origin.explains,
+        rank if rank is not None else 0,
+        origin.digest.key,
+    )
+
+
+def _first_dirt(
+    digests: Sequence[RankDigest], received: dict[int, Received], hidden: dict[int, Event]
+) -> dict[int, int]:
+    first: dict[int, int] = {}
+    for digest in digests:
+        rank = digest.rank
+        if rank is None:
+            continue
+        places = [e.index for e in digest.events]
+        if rank in received:
+            places.append(received[rank].call.index)
+        if rank in hidden:
+            places.append(hidden[rank].index)
+        if places:
+            first[rank] = min(places)
+    return first
+
+
+def _from_communication(
+    digests: Sequence[RankDigest],
+    received: dict[int, Received],
+    order: Order,
+    *,
+    strong: bool,
+    origins: Sequence[Origin] = (),
+) -> list[Origin]:
+    """Calls whose output is dirty though no known member gave anything dirty.
+
+    With unread members the dirt came from outside the view; with all members clean the communication itself is at fault.
+    ``strong``: other origins exist, so only calls that none of them reaches are listed.
+    """
+    by_rank = {d.rank: d for d in digests}
+    found: dict[int, list[tuple[int, Received]]] = defaultdict(list)
+    for rank, first in received.items():
+        if first.givers or first.instance.join == CONTRADICTED:
+            continue
+        if strong and any(o.reach.get(rank, NEVER) <= first.call.index for o in origins):
+            continue
+        found[id(first.instance)].append((rank, first))
+    made: list[Origin] = []
+    for members in found.values():
+        members.sort(key=lambda pair: pair[0])
+        first = members[0][1]
+        instance = first.instance
+        unknown = [r for r in instance.unknown_givers() if r not in {m for m, _ in members} or r not in instance.calls]
+        if instance.api == "p2p" and not unknown and len(instance.calls) < 2:
+            unknown = [r for r in instance.group if r not in instance.calls and isinstance(r, int)]
+        kind = "outside" if unknown else "communication"
+        chosen = [by_rank[r] for r, _ in members]
+        events = [
+            Event(f.call.index, f.call.name, kind, f.call.got & _DIRTY, f.call.given & _DIRTY, lineage="matched")
+            for _, f in members
+        ]
+        origin = Origin(events[0], chosen, events, kind, instance, unknown)
+        origin.reach = order.reach({r: f.call.index for r, f in members})
+        made.append(origin)
+    return made
+
+
+def _same_everywhere(minimal: list[Origin], digests: Sequence[RankDigest]) -> bool:
+    """Do all readable ranks show the same gap, so that none stands out?"""
+    readable = [d for d in digests if d.status in ("ok", "partial") and d.dirty_records]
+    if len(readable) < 2:
+        return False
+    return sum(len(o.digests) for o in minimal) >= len(readable)
