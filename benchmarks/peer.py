@@ -1,6 +1,6 @@
 """`numprobe nan` against the released msProbe's `overflow_check`, on a dump that both answer.
 
-    .venv/bin/python benchmarks/peer.py --msprobe-venv VENV [--ranks 8] [--megabytes 5] [--repeat 3]
+    .venv/bin/python benchmarks/peer.py --msprobe-venv VENV [--ranks 8] [--megabytes 10] [--repeat 3]
 
 VENV is an environment of its own with `mindstudio-probe` in it; the tool is run as anyone would run it. The time of `--help`
 (msprobe) and of `--version` (numprobe) is taken off, and the whole times are printed too.
@@ -22,7 +22,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--msprobe-venv", type=Path, required=True)
     parser.add_argument("--ranks", type=int, default=8)
-    parser.add_argument("--megabytes", type=float, default=5)
+    parser.add_argument("--megabytes", type=float, default=10)
     parser.add_argument("--repeat", type=int, default=3)
     args = parser.parse_args()
     msprobe = str(args.msprobe_venv.absolute() / "bin" / "msprobe")
@@ -58,6 +58,8 @@ def main() -> None:
     print(machine())
     print(f"{args.ranks} ranks, {volume / MB:.0f} MB of dump.json; both name {guilty} on rank {source}\n")
     peer = statistics.median(theirs)
+    if peer < 1.5 * their_start:
+        raise SystemExit(f"msprobe took {peer:.1f} s, {their_start:.1f} s of it to start: take a larger dump")
     rows = [("msprobe overflow_check", None, peer, their_start, peer - their_start, None, None)]
     for jobs, whole in ours.items():
         net = whole - our_start
