@@ -89,6 +89,7 @@ class Rank:
         self.first_row_dirty_input = False
         self.infected: frozenset[int] = frozenset()
         self.registers: list[Tensor | str | None] = [None] * program.registers
+        self.leaf_registers = frozenset(leaf.reg for leaf in program.leaves)
         for leaf in program.leaves:
             self.registers[leaf.reg] = leaf.make(self)
 
@@ -116,7 +117,8 @@ class Rank:
         pp, dp, tp = self.place
         where = tp if shard == "tp" else dp % self.size.ep if shard == "ep" else 0
         key = mix(self.seed, 11, key_of(name), pp, where, self.step)
-        return self._altered(name, T.finite(dtype, shape, rms, key, offset))
+        t = T.finite(dtype, shape, rms, key, offset)
+        return self._altered("weights" if "weights" in self.leaf_effects else name, t)
 
     def batch(self, name: str, make: Callable[[int], Tensor]) -> Tensor:
         """Input data: equal within a tensor-parallel group, different between data-parallel replicas."""
@@ -130,8 +132,8 @@ class Rank:
             name, T.finite("fp32", shape, 0.01, mix(self.seed, 17, *self.place, self.step), offset=1.0)
         )
 
-    def unwritten_tensor(self, dtype: str, shape: tuple[int, ...], number: int) -> Tensor:
-        return self._altered("unwritten", T.garbage(dtype, shape, mix(self.seed, 19, self.rank, number, self.step)))
+    def unwritten_tensor(self, name: str, dtype: str, shape: tuple[int, ...], number: int) -> Tensor:
+        return self._altered(name, T.garbage(dtype, shape, mix(self.seed, 19, self.rank, number, self.step)))
 
     def unwritten(self, dtype: str, shape: tuple[int, ...], number: int, deeper: int) -> str:
         """Text of a receive buffer before it is filled, ``deeper`` levels below an argument."""
@@ -182,9 +184,10 @@ class Rank:
         """Is this the first record, in file order, that shows the fault?"""
         if self.first_row is not None and self.first_row.index < row.index:
             return
-        dirty_in = any(getattr(self.registers[r], "taint", False) for r in row.inputs)
-        if dirty_in or any(getattr(self.registers[r], "taint", False) for r in row.outputs):
-            self.first_row, self.first_row_dirty_input = row, dirty_in
+        dirty = [r for r in (*row.inputs, *row.outputs) if getattr(self.registers[r], "taint", False)]
+        if dirty:
+            self.first_row = row
+            self.first_row_dirty_input = any(r in dirty for r in row.inputs if r not in self.leaf_registers)
 
     def flush(self) -> None:
         if self.folder is None or not self.texts:
@@ -231,6 +234,7 @@ class Machine:
         self.sent: dict[tuple[int, int], int] = {}
         self.waiting_for_mail: dict[tuple[int, int], int] = {}
         self.splits: dict[tuple[tuple[int, ...], int], list[list[int]]] = {}
+        self.struck = {key_of(f"{label.micro_batch}.{label.layer}") for _, label in effects}
         self.ready: deque[int] = deque()
         self.ranks: list[Rank] = []
         self.infected: dict[int, set[int]] = {}
@@ -248,7 +252,7 @@ class Machine:
             mine = {label: e for (who, label), e in self.effects.items() if who == rank}
             if mine:
                 if id(program) not in places:
-                    places[id(program)] = {i.label: at for at, i in enumerate(program.instrs) if i.label is not None}
+                    places[id(program)] = _places(program)
                 table = places[id(program)]
                 for label, effect in mine.items():
                     if label.phase != "recompute" or self.settings.recompute:
@@ -455,7 +459,8 @@ class Machine:
         forth = comm.options["direction"] == "dispatch"
         counts = self.splits.get((members, pair))
         if counts is None:
-            even = not comm.options["splits"]
+            # where a fault strikes every expert gets tokens: NaN in an empty tensor would be no fault
+            even = not comm.options["splits"] or bool(self.leaf_effects) or pair in self.struck
             counts = [
                 _row_counts(t.shape[0], k, mix(self.seed, 31, pair, m, self.step), even)
                 for t, m in zip(ins, members, strict=True)
@@ -603,6 +608,15 @@ def _scattered(whole: Tensor, ins: list[Tensor]) -> list[Tensor]:
             out = T.with_kinds(out, whole.kinds, taint=whole.taint)
         outs.append(out)
     return outs
+
+
+def _places(program: Program) -> dict[Label, int]:
+    """Where each label stands; of several operators with one label (a loop over parameters) the first."""
+    table: dict[Label, int] = {}
+    for at, instr in enumerate(program.instrs):
+        if instr.label is not None:
+            table.setdefault(instr.label, at)
+    return table
 
 
 def write_json(path: Path, value: object) -> None:

@@ -316,7 +316,8 @@ class _Step:
         b, s, dtype = self.b, self.size, self.dtype
         shape = (s.seq, s.hidden)
         number = b.registers
-        memory = b.leaf(lambda r: r.unwritten_tensor(dtype, shape, number))
+        place = f"unwritten.{b.micro_batch}.{b.layer}"
+        memory = b.leaf(lambda r: r.unwritten_tensor(place, dtype, shape, number))
         turn = (b.layer + b.micro_batch) % 3
         if turn == 0:
             sizes = [[scalar("int", s.seq), scalar("int", s.hidden)]]
@@ -503,29 +504,19 @@ class _Step:
             m.outputs = [y]
         return y
 
-    def extras(self, x: Var, path: str) -> Var:
+    def extras(self, x: Var) -> Var:
         """Optional operators with a domain: a gated logarithm, a root of a variance."""
         b, s = self.b, self.size
         if "gate" in self.settings.extras:
-            clamp = b.api(
-                "gate_clamp",
-                "Tensor",
-                "clamp_min",
-                rules.positive,
-                [x],
-                grads=(Grad(0),),
-                args=[x, scalar("float", 1e-6)],
-                floor=1e-6,
-            )
+            shape = (s.seq, 1, s.hidden)
+            size = b.api("gate_abs", "Tensor", "abs", rules.magnitude, [x], grads=(Grad(0),))
             logs = b.api(
-                "gate_log", "Torch", "log", rules.logarithm, [clamp], grads=(Grad(0, rule=rules.gradient_of_log),)
+                "gate_log", "Torch", "log", rules.logarithm, [size], grads=(Grad(0, rule=rules.gradient_of_log),)
             )
-            chosen = b.compute("gate_open", rules.made, [], make=lambda key: T.boolean((s.seq, 1, s.hidden), key))
-            zeros = b.compute(
-                "gate_zeros", rules.made, [], make=lambda key: T.constant(self.dtype, (s.seq, 1, s.hidden), 0.0, key)
-            )
+            chosen = b.compute("gate_open", rules.made, [], make=lambda key: T.boolean(shape, key))
+            zeros = b.compute("gate_zeros", rules.made, [], make=lambda key: T.constant(self.dtype, shape, 0.0, key))
             gate = b.api("gate_where", "Torch", "where", rules.selected, [chosen, logs, zeros], grads=(Grad(1),))
-            x = self.add("residual1", x, gate)
+            x = self.add("gate_add", x, gate)
         if "spread" in self.settings.extras:
             kind = self.settings.notes.get("spread", "sqrt")
             rows = (s.seq, 1, 1)
@@ -551,7 +542,7 @@ class _Step:
         path = f"module.decoder.layers.{index}" if self.full else f"layers.{index}"
         b.layer = index
         with b.module(path, "TransformerLayer", [x]) as m:
-            x = m.inner[0]
+            x = self.extras(m.inner[0])
             if self.full and self.settings.mask_first:
                 self.masks()
             y = self.norm("norm1", f"{path}.input_layernorm", x)
@@ -560,7 +551,6 @@ class _Step:
                 if not self.settings.mask_first:
                     self.masks()
                 x = self.add("residual1", x, y)
-                x = self.extras(x, path)
                 y = self.norm("norm2", f"{path}.pre_mlp_layernorm", x)
             if self.variant.division and index == 0:
                 self.harmless_division()
@@ -586,7 +576,7 @@ class _Step:
                 "rope_scale", "Tensor", "__mul__", rules.multiplied, [x, self.shared_scale], grads=(Grad(0, (1,)),)
             )
         if "adapter" in self.settings.extras:
-            x = self.adapter(x)
+            x = self.adapter("adapter", x)
         layers = []
         for i in range(s.layers):
             b.tape = Tape()
@@ -595,18 +585,18 @@ class _Step:
             x = y
         b.tape = after
         if "adapter" in self.settings.extras:
-            x = self.adapter(x)
+            x = self.adapter("adapter_again", x)
         if self.variant.stage == s.pp - 1:
             x = self.loss(mb, x)
         self.saved[mb] = (start, layers, before, after, x)
         return x
 
-    def adapter(self, x: Var) -> Var:
+    def adapter(self, role: str, x: Var) -> Var:
         """A module that is called twice a pass: its second call has call number 1 in the first micro-batch."""
         h = self.size.hidden
         w = self.weight("adapter", (h, h), 0.06)
         with self.b.module("module.adapter", "SharedAdapter", [x], {"weight": w}) as m:
-            y = self.linear("adapter", m.inner[0], w, h, h)
+            y = self.linear(role, m.inner[0], w, h, h)
             m.outputs = [y]
         return y
 
@@ -887,7 +877,7 @@ class _Step:
         if "broadcast" in self.settings.extras and s.dp > 1:
             self.broadcast()
         self.schedule()
-        b.phase, b.tape = "optimizer", Tape()
+        b.phase, b.tape, b.micro_batch = "optimizer", Tape(), s.micro_batches - 1
         if self.settings.loss_first:
             self.reduce_loss()
         grads = self.reduce_gradients()

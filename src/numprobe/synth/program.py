@@ -19,9 +19,46 @@ from numprobe.synth.frames import Frames
 from numprobe.synth.rules import Options, Rule
 
 LOW_RISK = frozenset(
-    ["arange", "bfloat16", "bool", "cat", "chunk", "clamp", "clone", "detach", "double", "empty", "empty_like", "expand", "flatten", "float", "full", "full_like", "half", "int", "new_empty", "ones", "permute", "reshape", "split", "squeeze", "stack", "to", "transpose", "tril", "triu", "type_as", "unsqueeze", "view", "zeros", "zeros_like"]
+    [
+        "arange",
+        "bfloat16",
+        "bool",
+        "cat",
+        "chunk",
+        "clamp",
+        "clone",
+        "detach",
+        "double",
+        "empty",
+        "empty_like",
+        "expand",
+        "flatten",
+        "float",
+        "full",
+        "full_like",
+        "half",
+        "int",
+        "new_empty",
+        "ones",
+        "permute",
+        "reshape",
+        "split",
+        "squeeze",
+        "stack",
+        "to",
+        "transpose",
+        "tril",
+        "triu",
+        "type_as",
+        "unsqueeze",
+        "view",
+        "zeros",
+        "zeros_like",
+    ]
 )
-CORE_RISK = frozenset(["embedding", "layer_norm", "matmul", "bmm", "mm", "addmm", "scaled_dot_product_attention", "_fused_adamw_"])
+CORE_RISK = frozenset(
+    ["embedding", "layer_norm", "matmul", "bmm", "mm", "addmm", "scaled_dot_product_attention", "_fused_adamw_"]
+)
 
 
 class Label(NamedTuple):

@@ -214,15 +214,15 @@ def cast(o: Options, x: Tensor) -> Tensor:
     return out
 
 
-def positive(o: Options, x: Tensor) -> Tensor:
-    """A clamp at ``floor``: what follows it stays in the domain of log, sqrt and division."""
+def magnitude(o: Options, x: Tensor) -> Tensor:
+    """|x|: never exactly zero by chance, only where the data hold a zero."""
     key = mix(o["op"], x.key)
-    base = T.finite(x.dtype, x.shape, x.rms, key)
-    if base.n and base.min is not None and base.max is not None and base.norm is not None:
-        base.min = T.rounded(x.dtype, o["floor"])[0]
-        base.mean = T.rounded(x.dtype, x.rms * 0.4)[0] if base.shape else base.min
-        base.max = max(base.max, base.min)
-    return arising(base, x.kinds & _SPREADING, (x,))
+    if x.n == 0 or x.max is None or x.min is None or not x.shape:
+        return T.finite(x.dtype, x.shape, x.rms, key)
+    if x.dirty:
+        return arising(T.finite(x.dtype, x.shape, x.rms, key), NAN if x.kinds & NAN else POS_INF, (x,))
+    low, mean, norm = T.rounded(x.dtype, x.rms / x.n, x.rms * 0.8, x.norm or 0.0)
+    return Tensor(x.dtype, x.shape, x.n, max(x.max, -x.min), low, mean, norm, x.rms, key)
 
 
 def logarithm(o: Options, x: Tensor) -> Tensor:

@@ -88,6 +88,7 @@ def simulate(scenario: str, out: Path, *, seed: int = 0, size: Size = UNIT, **ov
         raise NumprobeError("E-OUT-010", f"{out} holds a dump already", do="name a new folder")
     draw = Random(crc32(scenario.encode()) * 1_000_003 + seed)
     plan = SCENARIOS[scenario](draw, size)
+    size = plan.size or size
     settings = replace(drawn_settings(draw, size, plan), **{**plan.force, **overrides})  # type: ignore[arg-type]
     ranks: list[Rank] = []
     for step in range(plan.steps):
@@ -112,7 +113,7 @@ def drawn_settings(draw: Random, size: Size, plan: Plan) -> Settings:
     missing = (draw.choice(others),) if others and draw.random() < 0.15 else ()
     schedule = draw.choice(("1f1b", "afab"))
     return Settings(
-        level=draw.choices(("mix", "L1"), (3, 1))[0],
+        level=draw.choices(("mix", "L1", "L0"), (7, 2, 1))[0],
         risk=draw.choices(("ALL", "FOCUS", "CORE"), (5, 3, 1))[0],
         schedule=schedule,
         p2p=draw.choice(("isend", "send", "batch")),
@@ -194,18 +195,21 @@ def _truth(scenario: str, seed: int, size: Size, settings: Settings, plan: Plan,
         }
     verdict = plan.verdict or ("overflow_found" if plan.classes else "no_overflow")
     classes = plan.classes if verdict != "no_overflow" else ()
-    groups: dict[tuple[str | None, str | None], list[int]] = {}
+    groups: dict[str, list[int]] = {}
+    name_of: dict[str, str | None] = {}
     first_ops: list[str] = []
     gap: str | None = None
     for r in sources:
         name = _shown(r, out, settings)
-        groups.setdefault((name, str(r.birth)), []).append(r.rank)
+        groups.setdefault(str(r.birth), []).append(r.rank)
+        if name_of.get(str(r.birth)) is None:
+            name_of[str(r.birth)] = name
         if name is None or r.first_row is None:
             continue
         first_ops += [n for n in _names(r, name, plan) if n not in first_ops]
-        if r.first_row_dirty_input and not plan.leaf and gap is None and r.first_row.index > 0:
+        if r.first_row_dirty_input and gap is None and r.first_row.index > 0:
             gap = r.program.rows[r.first_row.index - 1]
-    if classes and settings.level == "L0" and not plan.leaf:
+    if classes and settings.level == "L0":
         classes = (*classes, *(c for c in _BY_MODULE if c not in classes))
     if classes and gap is not None and "unknown" not in classes:
         classes = (*classes, "unknown")
@@ -224,7 +228,7 @@ def _truth(scenario: str, seed: int, size: Size, settings: Settings, plan: Plan,
         first_op=first_ops[0] if first_ops and classes else None,
         first_ops=tuple(first_ops) if classes else (),
         gap_after=gap if found else None,
-        sources=tuple(Source(tuple(who), name, best) for (name, _), who in groups.items()) if classes else (),
+        sources=tuple(Source(tuple(who), name_of[place], best) for place, who in groups.items()) if classes else (),
         roles=roles,
         first_dirty=first_dirty,
         partial=settings.partial,
