@@ -290,7 +290,7 @@ def kernel_fault_512() -> NanResult:
         steps=[StepRow(0, 512, [311], [77], 10_252_272, 511, "dirty")],
         partial_ranks=[311],
         missing_ranks=[77],
-        limits=[Params("limit.rank_missing", {"ranks": [77]}), Params("limit.in_place"), Params("limit.detection")],
+        limits=[Params("limit.in_place"), Params("limit.detection")],
         next_checks=[
             Params("check.rerun_op", {"op": OP}),
             Params("check.empty_expert", {"slot": "input_kwargs.group_list"}),
@@ -376,7 +376,7 @@ def source_outside_view() -> NanResult:
     return NanResult(
         verdict="inconclusive",
         step=0,
-        headline=Params("headline.outside", {"op": name, "ranks": [76], "kinds": "NaN", "suspects": [77]}),
+        headline=Params("headline.outside", {"op": name, "ranks": [76], "kinds": "NaN"}),
         dump="missing_source",
         framework="pytorch",
         level="L1",
@@ -392,7 +392,7 @@ def source_outside_view() -> NanResult:
         ranks=rows,
         missing_ranks=[77],
         join=JoinSummary(12, 10, 0, 2),
-        limits=[Params("limit.rank_missing", {"ranks": [77]}), Params("limit.no_construct")],
+        limits=[Params("limit.no_construct")],
         next_checks=[Params("check.read_rank", {"ranks": [77], "command": "numprobe nan missing_source"})],
         records=2700,
         bytes=900_000,

@@ -21,7 +21,9 @@ def stat(value: float | int | bool | None, digits: int = 4) -> str:
         return "inf" if value > 0 else "-inf"
     if value == 0:
         return "0"
-    mantissa, _, power = f"{value:.{digits - 1}e}".partition("e")  # rounds first: 99999.9 is 1.000e5, not 100,000
+    if 1e4 <= abs(value) < 99_999.5:
+        return f"{value:,.0f}"
+    mantissa, _, power = f"{value:.{digits - 1}e}".partition("e")  # rounds first: 9.9996 is 10.00, 99999.9 is 1.000e5
     exponent = int(power)
     if -3 <= exponent < 5:
         return f"{value:,.{max(digits - 1 - exponent, 0)}f}"

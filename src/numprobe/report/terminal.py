@@ -20,6 +20,7 @@ from numprobe.report.names import pieces as name_pieces
 SOFT = "\u200b"
 HARD = "\u00a0"  # a space at which no line ends; written as a plain space
 NARROWEST, WIDEST = 80, 120
+NARROWEST_COLUMN = 8
 
 SYMBOLS = {  # meaning: Unicode, ASCII; all of them one column wide in CJK terminals too
     "done": ("✓", "[ok]"),
@@ -165,19 +166,22 @@ def table(
 ) -> list[str]:
     """Columns two spaces apart under a row of hyphens; too wide, the widest columns wrap inside themselves.
 
-    Narrower than 80 columns, each row becomes ``name: value`` lines.
+    Narrower than 80 columns, or with more columns than fit, each row becomes ``name: value`` lines.
     """
-    cells = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
-    if style.width is not None and style.width < NARROWEST:
-        return [
-            line
-            for row in cells
-            for name, cell in zip(head, row, strict=True)
-            for line in wrap(f"{name}: {cell.text}", style.width, indent, indent + "  ")
-        ]
-    widths = [max(columns(text) for text in column) for column in zip(*_texts(head, cells), strict=True)]
+    cells = [[_printable_cell(cell) for cell in row] for row in rows]
+    texts = [list(head), *([cell.text for cell in row] for row in cells)]
+    widths = [max(columns(text) for text in column) for column in zip(*texts, strict=True)]
     if style.width is not None:
-        _shrink(widths, style.width - len(indent) - 2 * (len(widths) - 1))
+        room = style.width - len(indent) - 2 * (len(widths) - 1)
+        while sum(widths) > room and max(widths) > NARROWEST_COLUMN:
+            widths[widths.index(max(widths))] -= 1
+        if sum(widths) > room or style.width < NARROWEST:
+            return [
+                line
+                for row in cells
+                for name, cell in zip(head, row, strict=True)
+                for line in wrap(f"{name}: {cell.text}", style.width, indent, indent + "  ")
+            ]
     flush = set(right)
     lines = _row([Cell(text) for text in head], widths, flush, style, indent)
     lines.append(indent + "  ".join("-" * width for width in widths))
@@ -186,16 +190,8 @@ def table(
     return lines
 
 
-def _texts(head: Sequence[str], cells: Sequence[Sequence[Cell]]) -> list[list[str]]:
-    return [list(head), *([cell.text for cell in row] for row in cells)]
-
-
-def _shrink(widths: list[int], room: int) -> None:
-    while sum(widths) > room and max(widths) > 12:
-        widest = max(range(len(widths)), key=widths.__getitem__)
-        widths[widest] -= min(
-            sum(widths) - room, max(widths[widest] - sorted(widths)[-2], 1) if len(widths) > 1 else room
-        )
+def _printable_cell(cell: str | Cell) -> Cell:
+    return Cell(printable(cell.text), cell.role) if isinstance(cell, Cell) else Cell(printable(cell))
 
 
 def _row(row: Sequence[Cell], widths: Sequence[int], right: set[int], style: Style, indent: str) -> list[str]:

@@ -7,15 +7,18 @@ the data of the script, by :func:`script_data`; the policy of the page lets no o
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2.bccache import Bucket, FileSystemBytecodeCache
 from markupsafe import Markup, escape
 
 from numprobe.report import numbers
@@ -25,6 +28,7 @@ from numprobe.report.names import pieces as name_pieces
 from numprobe.report.names import telling_part
 from numprobe.report.terminal import printable
 
+SHORT = 24  # a slot or value up to here stays on one line
 HERE = Path(__file__).parent
 
 
@@ -40,6 +44,7 @@ def render_page(folder: Path, template: str, catalogue: Catalogue, lang: str, co
             context,
             t=words.say,
             message=words.message,
+            sentences=words.sentences,
             both=words.both,
             op=op,
             path=path,
@@ -69,6 +74,11 @@ class Words:
         """A message of the result."""
         return self.say(message.key, **message.values)
 
+    def sentences(self, messages: Sequence[Message]) -> Markup:
+        """Several sentences, with a space between them in English."""
+        worded = {lang: [joined(self.catalogue.pieces(lang, m.key, m.values)) for m in messages] for lang in LANGUAGES}
+        return both(*(Markup(self.catalogue.say(lang, "list.sentence")).join(worded[lang]) for lang in LANGUAGES))
+
     def both(self, worded: Callable[[str], str]) -> Markup:
         """What a function of the language gives, escaped."""
         return both(*(Markup(escape(printable(worded(lang)))) for lang in LANGUAGES))
@@ -88,6 +98,8 @@ def joined(pieces: list[Piece]) -> Markup:
 
 def op(name: str, bold: bool = True) -> Markup:
     """An operator's name in full: wraps after dots, the telling part bold."""
+    if not bold and len(name) <= SHORT:
+        return Markup('<code class="nb">{}</code>').format(printable(name))
     start, end = telling_part(name) if bold else (0, 0)
     return Markup('<code class="op">{}</code>').format(_breakable(name, start, end))
 
@@ -117,7 +129,7 @@ def _marked(piece: Mark) -> Markup:
     if piece.kind == "path":
         return Markup("<code>{}</code>").format(path(piece.text))
     if piece.kind == "code":
-        return Markup('<code class="op">{}</code>').format(_breakable(piece.text, 0, 0))
+        return op(piece.text, bold=False)
     return Markup("<b class=bad>{}</b>").format(printable(piece.text))
 
 
@@ -136,6 +148,24 @@ def _breakable(name: str, start: int, end: int) -> Markup:
     return out
 
 
+class _Compiled(FileSystemBytecodeCache):
+    """Compiled templates beside the compiled modules: reading and compiling them takes longer than writing the page."""
+
+    def load_bytecode(self, bucket: Bucket) -> None:
+        with contextlib.suppress(OSError, EOFError, ValueError, TypeError):
+            super().load_bytecode(bucket)
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        if not sys.dont_write_bytecode:
+            with contextlib.suppress(OSError):  # an installation that may not be written to only costs time
+                super().dump_bytecode(bucket)
+
+
+def _shown(value: object) -> object:
+    """Text from a dump may hold characters that turn the writing direction; they are shown instead of obeyed."""
+    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
 @lru_cache(maxsize=8)
 def _environment(folder: Path) -> Environment:
     return Environment(
@@ -144,6 +174,8 @@ def _environment(folder: Path) -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        finalize=_shown,
+        bytecode_cache=_Compiled(str(HERE / "__pycache__"), "%s.jinja"),
     )
 
 

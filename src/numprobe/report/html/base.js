@@ -58,7 +58,7 @@ for (const box of all('.cmd')) {
 
 // A table whose rows can be sorted and filtered, and are paged from 200 on.
 function liveTable(table, rows) {
-  const body = table.tBodies[0], page = rows.length > 200 ? 100 : rows.length;
+  const body = table.tBodies[0], page = rows.length > 200 ? 50 : rows.length;
   let shown = rows, start = 0;
   const count = element('span', { 'aria-live': 'polite' }), where = element('span');
   const back = element('button', { type: 'button', class: 'btn' }, both('page.previous'));

@@ -150,7 +150,7 @@ def _format(value: object, spec: str, look_up: Callable[[str, object], str]) -> 
         return look_up(spec[2:], value)
     if spec.startswith("plural "):
         one, _, many = spec[7:].partition("|")
-        amount = len(value) if isinstance(value, (list, tuple)) else value
+        amount = len(value) if isinstance(value, (list, tuple)) else 1 if isinstance(value, str) else value
         return one if amount == 1 else many
     if spec == "ranks":
         return numbers.ranges(value) if isinstance(value, (list, tuple)) else _text(value)

@@ -26,6 +26,7 @@ SCRIPT_WORDS = (
     *("ranks.rank", "ranks.go", "ranks.as_of", "ranks.as_of_line"),
     *("head.first_dirty", "head.via", "head.from", "head.records", "head.read"),
     *(f"role.{role}" for role in LETTERS),
+    *(f"role.{role}.text" for role in LETTERS),
     *(f"status.{status}" for status in ("partial", "missing", "unreadable")),
 )
 

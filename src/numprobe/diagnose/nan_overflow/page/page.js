@@ -52,7 +52,7 @@ function describe(cell) {
   const line = (key, value) => { if (value !== '' && value != null) rows.append(element('dt', {}, say(key)), element('dd', {}, value)); };
   const rows = element('dl'), index = list[0];
   if (list.length === 1) {
-    panel.append(element('h3', {}, say('ranks.rank', { rank: name(index) }), ' ', badge(roleAt(index))), element('div', { class: 'dim' }, place(index)));
+    panel.append(element('h3', {}, say('ranks.rank', { rank: name(index) }), ' ', badge(roleAt(index))), element('div', { class: 'dim' }, place(index)), element('div', {}, say('role.' + roleAt(index) + '.text')));
     if (ranks.partial[index] || roleOf(index) === 'missing') line('head.read', say('status.' + ranks.status[index]));
     line('head.first_dirty', firstDirt(index));
     line('head.via', data.via[ranks.via[index]] ?? '');

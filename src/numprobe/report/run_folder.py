@@ -1,0 +1,134 @@
+"""One folder a run: a manifest, the artifacts of its stages, the reports.
+
+``run.json`` is the only file with clock times, host-dependent paths and versions; every other file is the same bytes for
+the same input, options and version.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import math
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from numprobe._version import __version__
+from numprobe.record.errors import NumprobeError
+
+MANIFEST = "run.json"
+
+
+def default_folder(skill: str) -> Path:
+    """``./numprobe_out/<skill>-<UTC time>``, with a counter where one of that second exists."""
+    stem = f"{skill}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
+    folder = Path("numprobe_out") / stem
+    counter = 2
+    while folder.exists():
+        folder = Path("numprobe_out") / f"{stem}-{counter}"
+        counter += 1
+    return folder
+
+
+@dataclass
+class RunFolder:
+    """An output folder and its manifest. ``status``: running | done | interrupted | failed."""
+
+    path: Path
+    manifest: dict[str, Any]
+    artifacts: list[str] = field(default_factory=list)
+
+    def write_text(self, name: str, text: str) -> None:
+        part = self.path / f".{name}.part"
+        part.write_text(text, encoding="utf-8", newline="\n")
+        part.replace(self.path / name)
+        if name not in self.artifacts and name != MANIFEST:
+            self.artifacts.append(name)
+
+    def write_json(self, name: str, value: object) -> None:
+        """Strict JSON: NaN and infinities are the strings ``nan``, ``inf``, ``-inf``."""
+        self.write_text(name, json.dumps(plain(value), ensure_ascii=False, indent=1) + "\n")
+
+    def write_csv(self, name: str, head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(head)
+        writer.writerows(rows)
+        self.write_text(name, out.getvalue())
+
+    def finish(self, status: str, **more: object) -> None:
+        self.manifest.update(more)
+        self.manifest["status"] = status
+        self.manifest["ended"] = _now()
+        self.manifest["artifacts"] = [
+            {"name": n, "blake2b": hashlib.blake2b((self.path / n).read_bytes(), digest_size=16).hexdigest()}
+            for n in self.artifacts
+        ]
+        self.write_json(MANIFEST, self.manifest)
+
+
+def open_run(skill: str, out: Path | None, inputs: dict[str, object], options: dict[str, object]) -> RunFolder:
+    """Create the folder, or take up one of an earlier run with the same inputs and options.
+
+    Raises:
+        NumprobeError: E-OUT-001 the folder holds something else, E-OUT-002 it cannot be written.
+    """
+    folder = out or default_folder(skill)
+    same = {"skill": skill, "inputs": plain(inputs), "options": plain(options)}
+    try:
+        if folder.exists() and not folder.is_dir():
+            raise NumprobeError(
+                "E-OUT-001", "the output is a file, not a folder", where=str(folder), do="choose another -o"
+            )
+        if folder.exists() and any(folder.iterdir()):
+            _same_run(folder, same)
+        folder.mkdir(parents=True, exist_ok=True)
+        run = RunFolder(folder, {**same, "version": __version__, "status": "running", "begun": _now()})
+        run.write_json(MANIFEST, run.manifest)
+    except OSError as error:
+        raise NumprobeError(
+            "E-OUT-002",
+            f"the output folder cannot be written: {error.strerror or error}",
+            where=str(folder),
+            do="choose another -o",
+        ) from None
+    return run
+
+
+def _same_run(folder: Path, same: dict[str, object]) -> None:
+    try:
+        before = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        before = {}
+    if not isinstance(before, dict) or any(before.get(k) != v for k, v in same.items()):
+        raise NumprobeError(
+            "E-OUT-001",
+            "the output folder is not empty and holds no run of this input with these options",
+            where=str(folder),
+            do="choose another -o, or none to get a new folder",
+        )
+
+
+def plain(value: object) -> Any:
+    """Builtin types only; non-finite floats as strings."""
+    return _plain(msgspec.to_builtins(value, str_keys=True))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    return value
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
