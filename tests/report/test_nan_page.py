@@ -190,7 +190,8 @@ def test_every_claim_leads_to_its_record():
     for evidence in result.evidence:
         assert f'id="{evidence.id}"' in text
         for citation in evidence.citations:
-            assert re.search(rf'<a class="cite" href="#c\d+">{citation.label} {re.escape(citation.slot)}</a>', text)
+            shown = f'<span class="nb">{citation.label}</span> <span class="nb">{citation.slot}</span></a>'
+            assert re.search(rf'<a class="cite" href="#c\d+">{re.escape(shown)}', text)
     assert '<a href="../../first_step_nan/step0/rank168/dump.json">' in text
     assert "18,221,904" in text
 
