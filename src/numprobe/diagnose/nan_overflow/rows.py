@@ -50,7 +50,8 @@ def coordinates(joined: Joined, world: Iterable[int]) -> dict[int, dict[str, int
                 users["tp"][group] += 1
             else:
                 users["dp"][group] += 1
-    if edges:
+    ends = set(edges) | {r for to in edges.values() for r in to}
+    if len(ends) * 2 > len(ranks):  # a single transfer makes no pipeline
         stage = dict.fromkeys(ranks, 0)
         for rank in ranks:
             for other in edges.get(rank, ()):

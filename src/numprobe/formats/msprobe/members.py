@@ -89,7 +89,7 @@ def _walk(item: object, path: str, role: str, leaves: list[Value], depth: int) -
     elif isinstance(item, dict):
         if "Max" in item or "Min" in item or ("dtype" in item and "shape" in item):
             leaves.append(_tensor(item, path, role))
-        elif isinstance(item.get("type"), str) or not item:
+        elif isinstance(item.get("type"), str) or (not item and depth):
             leaves.append(_scalar(item, path, role))
         elif isinstance(item.get("class_type"), str):  # P2POp: an object with a tensor in it
             leaves.append(_scalar({"type": item["class_type"], **item, "tensor": None}, path, role))

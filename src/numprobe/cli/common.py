@@ -1,0 +1,84 @@
+"""What all commands share: options, errors, exit codes, where text goes."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from numprobe.record.errors import NumprobeError
+
+if TYPE_CHECKING:
+    from numprobe.report.terminal import Style
+
+LANGUAGES = ("zh", "en")
+
+Out = typer.Option(None, "-o", "--out", help="Output folder; default ./numprobe_out/<skill>-<UTC time>.", metavar="DIR")
+Json = typer.Option(False, "--json", help="One JSON object on stdout, everything else on stderr.")
+Step = typer.Option(None, "--step", help="Steps to read, as in 0,3,8-15.", metavar="RANGE")
+Rank = typer.Option(None, "--rank", help="Ranks to read, as in 0,3,8-15.", metavar="RANGE")
+Jobs = typer.Option(None, "--jobs", help="Worker processes; default one a core, up to 8.", min=1, metavar="N")
+Lang = typer.Option(None, "--lang", help="zh or en; default from the locale.", metavar="LANG")
+Quiet = typer.Option(False, "--quiet", help="No progress, no colour.")
+Debug = typer.Option(False, "--debug", help="Show a traceback where the tool itself fails.")
+
+
+def guarded(app: Callable[[], Any]) -> int:
+    """Run a command line; errors become one message and an exit code."""
+    try:
+        app()
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 2
+    except NumprobeError as error:
+        show_error(error)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of our output has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if "--debug" in sys.argv:
+            traceback.print_exc()
+        else:
+            print(f"numprobe failed: {type(error).__name__}: {error} (--debug shows where)", file=sys.stderr)
+        return 4
+    return 0
+
+
+def language(chosen: str | None) -> str:
+    """``--lang``, else from the locale.
+
+    Raises:
+        NumprobeError: E-USE-006 another language.
+    """
+    from numprobe.report.language import default_language
+
+    if chosen is not None:
+        if chosen not in LANGUAGES:
+            raise NumprobeError("E-USE-006", f"--lang {chosen}: unknown language", do="write zh or en")
+        return chosen
+    return default_language(os.environ, sys.stderr.encoding or "utf-8")
+
+
+def style(stream: Any, *, quiet: bool = False) -> Style:
+    from numprobe.report.terminal import style_of
+
+    return style_of(stream, os.environ, quiet=quiet)
+
+
+def show_error(error: NumprobeError) -> None:
+    from numprobe.report.errors import render_error
+
+    lang = next((a for o, a in zip(sys.argv, sys.argv[1:], strict=False) if o == "--lang" and a in LANGUAGES), None)
+    print(render_error(error, language(lang), style(sys.stderr)), file=sys.stderr)
+
+
+def ranges(text: str | None, option: str) -> frozenset[int] | None:
+    from numprobe.record.ranges import parse_ranges
+
+    return None if text is None else parse_ranges(text, option)

@@ -1,0 +1,23 @@
+"""``numprobe inspect DUMP``: what is in here, and which skills apply."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from numprobe.cli import common
+
+
+def inspect(
+    dump: Path = typer.Argument(..., help="Step folder, rank folder, folder of steps, proc<pid>, or a dump.json."),
+    as_json: bool = common.Json,
+    step: str = common.Step,
+    rank: str = common.Rank,
+    jobs: int = common.Jobs,
+    lang: str = common.Lang,
+    quiet: bool = common.Quiet,
+    debug: bool = common.Debug,
+) -> None:
+    """What is in a dump: steps, ranks, operators, sizes, non-finite counts, applicable skills."""
+    raise NotImplementedError

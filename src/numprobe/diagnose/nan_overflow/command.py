@@ -1,0 +1,126 @@
+"""A run of the skill from start to end: folder, progress, screen, exit code."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from pathlib import Path
+from typing import Any
+
+from numprobe.diagnose.nan_overflow.artifacts import write_artifacts
+from numprobe.diagnose.nan_overflow.messages import CATALOGUE, say
+from numprobe.diagnose.nan_overflow.page.screen import render_json_line, render_rank_map, render_terminal
+from numprobe.diagnose.nan_overflow.skill import STAGES, Analysis, NanOptions, analyse
+from numprobe.execution.stages import Listener, ignore
+from numprobe.report.progress import progress_display
+from numprobe.report.run_folder import RunFolder, open_run
+from numprobe.report.terminal import Style
+
+
+def run_to_folder(
+    dump: Path,
+    options: NanOptions | None,
+    out: Path | None,
+    *,
+    lang: str = "en",
+    compat: bool = False,
+    full_digest: bool = False,
+    listener: Listener = ignore,
+) -> tuple[Analysis, RunFolder]:
+    """Analyse ``dump`` and write the run's folder. An interrupted run keeps its manifest and the per-rank cache.
+
+    Raises:
+        NumprobeError: nothing readable at ``dump``, or ``out`` holds something else.
+    """
+    options = options or NanOptions()
+    _check(dump)
+    run = open_run("nan", out, {"dump": str(dump.resolve())}, _manifest_options(options, lang, compat))
+    try:
+        analysis = analyse(dump, options, listener)
+        write_artifacts(run, analysis, lang, compat=compat)
+    except KeyboardInterrupt:
+        run.finish("interrupted")
+        raise
+    except BaseException:
+        run.finish("failed")
+        raise
+    run.finish("done", timings=analysis.timings, input_files=_inputs(analysis, full_digest))
+    return analysis, run
+
+
+def run_command(
+    dump: Path,
+    options: NanOptions,
+    *,
+    out: Path | None,
+    lang: str,
+    as_json: bool,
+    compat: bool,
+    progress: str,
+    full_digest: bool,
+    verbose: bool,
+    style_out: Style,
+    style_err: Style,
+    quiet: bool,
+) -> int:
+    """The command: progress on stderr, the conclusion on stdout, the exit code of the verdict."""
+    display = progress_display(progress, sys.stderr, STAGES, CATALOGUE, lang, style_err, quiet=quiet)
+    try:
+        analysis, run = run_to_folder(
+            dump, options, out, lang=lang, compat=compat, full_digest=full_digest, listener=display
+        )
+    finally:
+        display.close()
+    result = analysis.result
+    folder = run.path.as_posix()
+    if as_json:
+        print(render_json_line(result, folder))
+    else:
+        print(render_terminal(result, lang, style_out, "" if verbose else f"{folder}/report.html"))
+        if verbose:
+            print(f"\n{render_rank_map(result, lang, style_out)}\n\n{say(lang, 'screen.report')}  {folder}/report.html")
+    return result.exit_code
+
+
+def _check(dump: Path) -> None:
+    """Fail on a wrong path before an output folder is made."""
+    from numprobe.formats.layout import find_layout
+
+    find_layout(dump)
+
+
+def _manifest_options(options: NanOptions, lang: str, compat: bool) -> dict[str, Any]:
+    return {
+        "step": sorted(options.steps) if options.steps is not None else None,
+        "rank": sorted(options.ranks) if options.ranks is not None else None,
+        "exclude": list(options.exclude),
+        "top": options.top,
+        "lang": lang,
+        "compat": "msprobe" if compat else None,
+    }
+
+
+def _inputs(analysis: Analysis, full: bool) -> list[dict[str, object]]:
+    """The files that were read: size, time of change, and a digest of their edges or of the whole."""
+    files: list[dict[str, object]] = []
+    if analysis.view is None:
+        return files
+    for digest in analysis.view.digests:
+        dump = analysis.view.dumps.get(digest.key)
+        if dump is None:
+            continue
+        state = dump.place.dump.stat()
+        entry: dict[str, object] = {
+            "file": str(dump.place.dump),
+            "size": state.st_size,
+            "mtime_ns": state.st_mtime_ns,
+            "edges_blake2b": digest.edges,
+        }
+        if full:
+            with dump.place.dump.open("rb") as content:
+                whole = hashlib.blake2b(digest_size=32)
+                while block := content.read(1 << 22):
+                    whole.update(block)
+            entry["blake2b"] = whole.hexdigest()
+        files.append(entry)
+    return files
