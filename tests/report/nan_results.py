@@ -701,3 +701,13 @@ ALL: dict[str, Callable[[], NanResult]] = {
     "hostile": hostile,
     "many_ranks": many_ranks,
 }
+
+
+def nothing_known() -> NanResult:
+    """A dump without Max and Min: no rank says anything."""
+    return NanResult(
+        "inconclusive", headline=Params("headline.no_statistics", {"task": "structure"}), dump="structure_only"
+    )
+
+
+ALL["nothing_known"] = nothing_known

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 import numprobe.report.html
-from numprobe.diagnose.nan_overflow.page.html import render_html
+from numprobe.diagnose.nan_overflow.messages import CATALOGUE
+from numprobe.diagnose.nan_overflow.page.html import SCRIPT_WORDS, render_html
 from numprobe.report.html import script_data
 
 from .nan_results import ALL, HOSTILE, OP, hostile, kernel_fault_512, many_ranks, no_overflow
@@ -136,6 +137,12 @@ def test_the_same_bytes_every_time_without_clock_or_host(name):
     assert not re.search(r"20\d\d-\d\d-\d\d|\d\d:\d\d:\d\d", text)
 
 
+def test_the_script_can_fill_its_words():
+    for key in SCRIPT_WORDS:
+        for lang in ("en", "zh"):
+            assert re.fullmatch(r"(?:[^{}\[\]]|\{\w+(:count)?\})*", CATALOGUE.templates(lang)[key]), key
+
+
 def test_small_enough():
     size = len(
         render_html(kernel_fault_512(), "en", dump_href="../../dump", artifacts=["1_ranks.csv", "report.md"]).encode()
@@ -190,8 +197,7 @@ def test_every_claim_leads_to_its_record():
     for evidence in result.evidence:
         assert f'id="{evidence.id}"' in text
         for citation in evidence.citations:
-            shown = f'<span class="nb">{citation.label}</span> <span class="nb">{citation.slot}</span></a>'
-            assert re.search(rf'<a class="cite" href="#c\d+">{re.escape(shown)}', text)
+            assert re.search(rf'<a class="cite nb" href="#c\d+">{citation.label} {re.escape(citation.slot)}</a>', text)
     assert '<a href="../../first_step_nan/step0/rank168/dump.json">' in text
     assert "18,221,904" in text
 

@@ -172,6 +172,7 @@ def _script_values(result: NanResult) -> dict[str, object]:
     sources = sorted({tuple(row.from_ranks) for row in rows if row.from_ranks})
     op_at, via_at = {name: n for n, name in enumerate(ops)}, {name: n for n, name in enumerate(via)}
     source_at = {group: n for n, group in enumerate(sources)}
+    names = [printable(view.rank_name(row)) for row in rows]
     blocks = view.blocks(result)
     cells = [cell for block in blocks for cell in block.cells]
     starts = [sum(len(block.cells) for block in blocks[:n]) for n in range(len(blocks))]
@@ -181,15 +182,14 @@ def _script_values(result: NanResult) -> dict[str, object]:
         "cells": cells if cells != [[n] for n in range(len(rows))] else None,
         "start": next((n for n, cell in enumerate(cells) if any(rows[i].role == "source" for i in cell)), 0),
         "ops": list(map(printable, ops)),
-        "via": list(map(printable, via)),
+        "via": _front_coded(list(map(printable, via))),
         "from": [list(group) for group in sources],
         "coordinates": [
             {"name": name.upper(), "values": _packed([row.coords.get(name) for row in rows])}
-            for name in view.COORDS
-            if any(name in row.coords for row in rows)
+            for name in view.coordinate_names(rows)
         ],
         "ranks": {
-            "name": [printable(view.rank_name(row)) for row in rows],
+            "name": len(names) if names == list(map(str, range(len(names)))) else names,
             "role": "".join(LETTERS[view.shown_role(row)] for row in rows),
             "status": {n: row.status for n, row in enumerate(rows) if row.status != "ok"},
             "wave": _packed(view.waves(result)),
@@ -200,6 +200,18 @@ def _script_values(result: NanResult) -> dict[str, object]:
             "records": _packed([row.records for row in rows]),
         },
     }
+
+
+def _front_coded(texts: Sequence[str]) -> list[object]:
+    """Sorted texts as pairs: how many characters are those of the text before, and the rest."""
+    coded: list[object] = []
+    before = ""
+    for text in texts:
+        pairs = enumerate(zip(before, text, strict=False))
+        same = next((n for n, (a, b) in pairs if a != b), min(len(before), len(text)))
+        coded += [same, text[same:]]
+        before = text
+    return coded
 
 
 def _packed(values: Sequence[int | None]) -> list[object] | dict[str, object]:

@@ -4,6 +4,13 @@ const unpacked = list => (list.runs ? list.runs.flatMap(([value, times]) => Arra
   list.cycle ? Array.from({ length: list.of }, (_, n) => list.cycle[n % list.cycle.length]) : list);
 const ranks = data.ranks;
 for (const list of ['wave', 'op', 'index', 'via', 'from', 'records']) ranks[list] = unpacked(ranks[list]);
+if (typeof ranks.name === 'number') ranks.name = Array.from({ length: ranks.name }, (_, n) => String(n));
+// Pairs of how many characters to take from the text before, and what follows them.
+const via = [];
+for (let n = 0, before = ''; n < data.via.length; n += 2) {
+  before = [...before].slice(0, data.via[n]).join('') + data.via[n + 1];
+  via.push(before);
+}
 for (const coordinate of data.coordinates) coordinate.values = unpacked(coordinate.values);
 ranks.partial = ranks.name.map((_, n) => ranks.status[n] === 'partial');
 ranks.number = ranks.name.map(text => (/^\d+$/.test(text) ? +text : null));
@@ -55,7 +62,7 @@ function describe(cell) {
     panel.append(element('h3', {}, say('ranks.rank', { rank: name(index) }), ' ', badge(roleAt(index))), element('div', { class: 'dim' }, place(index)), element('div', {}, say('role.' + roleAt(index) + '.text')));
     if (ranks.partial[index] || roleOf(index) === 'missing') line('head.read', say('status.' + ranks.status[index]));
     line('head.first_dirty', firstDirt(index));
-    line('head.via', data.via[ranks.via[index]] ?? '');
+    line('head.via', via[ranks.via[index]] ?? '');
     line('head.from', data.from[ranks.from[index]]?.length ? ranges(data.from[ranks.from[index]]) : '');
     line('head.records', ranks.records[index] ? ranks.records[index].toLocaleString('en-US') : '');
   } else {
@@ -146,7 +153,7 @@ if (table) {
     const role = roleOf(n), from = data.from[ranks.from[n]] ?? [];
     return element('tr', role === 'source' ? { class: 'hot' } : {},
       cell(name(n), { 'data-v': ranks.number[n] ?? name(n) }), cell(badge(role)), cell(place(n), { class: 'nb' }), cell(firstDirt(n)),
-      cell(data.via[ranks.via[n]] ?? ''), cell(ranges(from)), cell(ranks.records[n].toLocaleString('en-US'), { class: 'n', 'data-v': ranks.records[n] }));
+      cell(via[ranks.via[n]] ?? ''), cell(ranges(from)), cell(ranks.records[n].toLocaleString('en-US'), { class: 'n', 'data-v': ranks.records[n] }));
   }));
   table.closest('.scroll').hidden = false;
 }

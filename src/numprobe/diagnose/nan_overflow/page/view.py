@@ -12,7 +12,7 @@ from numprobe.diagnose.nan_overflow.result import Bound, Candidate, Citation, Na
 from numprobe.report import numbers
 
 HIGH, MEDIUM = 0.75, 0.5
-COORDS = ("pp", "tp", "ep", "dp", "cp")
+COORDS = ("pp", "tp", "ep", "dp", "cp")  # shown in this order, others after them
 ROLE_ORDER = ("source", "relay", "victim", "clean", "partial", "missing")
 WORST_FIRST = ("source", "missing", "partial", "relay", "victim", "clean")
 MOST_CELLS = 1024
@@ -119,7 +119,13 @@ def where(result: NanResult, lang: str) -> str:
 
 def coords(row: RankRow) -> str:
     """``PP 1 TP 0 EP 10``."""
-    return " ".join(f"{name.upper()} {row.coords[name]}" for name in COORDS if name in row.coords)
+    return " ".join(f"{name.upper()} {row.coords[name]}" for name in coordinate_names([row]))
+
+
+def coordinate_names(rows: Sequence[RankRow]) -> list[str]:
+    """The coordinates that any of the ranks has."""
+    known = {name for row in rows for name in row.coords}
+    return [name for name in COORDS if name in known] + sorted(known.difference(COORDS))
 
 
 def tp_size(result: NanResult) -> int:
