@@ -18,8 +18,8 @@ embed: core/tensor_parallel/layers.py:241 forward | output_parallel = F.embeddin
 embed_reduce: core/tensor_parallel/mappings.py:24 _reduce | torch.distributed.all_reduce(input_, group=group)
   core/tensor_parallel/layers.py:249 forward | output = reduce_from_tensor_model_parallel_region(output_parallel)
 features: core/models/gpt/gpt_model.py:231 forward | decoder_input = decoder_input + features
-norm1 norm2 final_norm: core/fusions/fused_layer_norm.py:149 forward | return F.layer_norm(x, self.hidden_size, self.weight, None, self.eps)
-qkv proj head: core/tensor_parallel/layers.py:402 forward | output = F.linear(total_input, weight, bias)
+norm1 norm2 final_norm: core/fusions/layer_norm.py:149 forward | return F.layer_norm(x, self.shape, self.weight, None, self.eps)
+qkv proj head fc1 fc2: core/tensor_parallel/layers.py:402 forward | output = F.linear(total_input, weight, bias)
 adapter adapter_again: core/models/gpt/gpt_model.py:187 forward | return F.linear(hidden, self.weight)
 proj_reduce: core/tensor_parallel/mappings.py:24 _reduce | torch.distributed.all_reduce(input_, group=group)
   core/tensor_parallel/layers.py:1184 forward | output_ = reduce_from_tensor_model_parallel_region(output_parallel)
@@ -82,7 +82,7 @@ exchange: core/pipeline_parallel/p2p.py:118 _batched_p2p_ops | requests = torch.
   core/pipeline_parallel/schedules.py:1330 pipeline_1f1b | output_tensor_grad = send_forward_recv_backward(
 grad_reduce: core/distributed/param_and_grad_buffer.py:146 start_grad_sync | communicate(self.grad_data, group=self.dp_group)
   core/distributed/finalize.py:203 finalize_model_grads | model_chunk.finish_grad_sync()
-param_gather: core/distributed/param_and_grad_buffer.py:98 start_param_sync | dist.all_gather_into_tensor(buffer, shard, group=group)
+param_gather: core/distributed/param_buffer.py:98 start_param_sync | dist.all_gather_into_tensor(buffer, shard, group=group)
 buffer_broadcast: app/megatron/training/initialize.py:77 sync_buffers | dist.broadcast(self.rope_scale, src, group)
 grad_norm: core/optimizer/clip_grads.py:96 get_grad_norm_fp32 | total_norm = torch.norm(grads, 2) ** 2
 grad_norm_reduce: core/optimizer/clip_grads.py:131 get_grad_norm_fp32 | torch.distributed.all_reduce(total_norm)
@@ -163,7 +163,7 @@ _UPDATE = (
 class Frames:
     """Collects the stacks of a program's records, equal ones once, and writes stack.json.
 
-    ``plumbing``: two PyTorch frames a module call, as it is; else none, for files that must stay small.
+    ``plumbing``: two PyTorch frames a module call, as it is; else none and not the training loop's, for files that must stay small.
     ``grouped``: the current layout, names and frames by group number; else the older one, frames by name.
     """
 
@@ -183,6 +183,8 @@ class Frames:
             frames += [*_RECOMPUTE, *_STEP]
         else:
             frames += [*self._plumbing, _FORWARD, *_STEP]
+        if not self._plumbing:
+            del frames[-len(_STEP) :]
         self._names.setdefault(tuple(frames), []).append(name)
 
     def text(self) -> str:

@@ -15,13 +15,13 @@ from numprobe.synth.tensor import GARBAGE, INFINITE, MASKED_ROW, NAN, NEG_INF, P
 Options: TypeAlias = Mapping[str, Any]
 Rule: TypeAlias = Callable[..., Tensor]
 
-_SPREADING = NAN | INFINITE
+SPREADING = NAN | INFINITE
 
 
 def arising(base: Tensor, kinds: int, inputs: tuple[Tensor, ...], slices: frozenset[int] | None = None) -> Tensor:
     """``base`` with ``kinds``. Dirt is the fault's if an input's was, and wherever NaN or used garbage arises:
     NaN made of masks or of unused memory is a fault of whoever computed with them."""
-    if not kinds & _SPREADING or base.n == 0:
+    if not kinds & SPREADING or base.n == 0:
         return base
     taint = bool(kinds & NAN) or any(t.taint or t.kinds & GARBAGE for t in inputs)
     return T.with_kinds(base, kinds, taint=taint, slices=slices)
@@ -37,14 +37,14 @@ def _union(inputs: tuple[Tensor, ...]) -> int:
 def _dirty_slices(inputs: tuple[Tensor, ...]) -> frozenset[int] | None:
     found: frozenset[int] = frozenset()
     for t in inputs:
-        if t.kinds & _SPREADING:
+        if t.kinds & SPREADING:
             if t.slices is None:
                 return None
             found |= t.slices
     return found or None
 
 
-def _contracted(kinds: int, key: int) -> int:
+def contracted(kinds: int, key: int) -> int:
     """A sum of products: one infinity in a row gives infinities of both signs (weights of both signs), two of them NaN."""
     if kinds & NAN:
         return NAN
@@ -53,28 +53,26 @@ def _contracted(kinds: int, key: int) -> int:
     return 0
 
 
-def matmul(o: Options, x: Tensor, w: Tensor, *rest: Tensor) -> Tensor:
-    """x (..., K) times w, K the contracted size: rms grows by rms(w) sqrt(K). Infinite where that exceeds the dtype.
+def matmul(o: Options, x: Tensor, w: Tensor) -> Tensor:
+    """x (..., K) times w, whose dimension ``width_of`` is the result's last: rms grows by rms(w) sqrt(K).
 
-    Options: ``op`` key, ``shape`` of the last dimension, ``k``.
+    Where the expected maximum of the result exceeds the dtype, the result is infinite, and that is a fault.
     """
     key = mix(o["op"], x.key, w.key)
-    shape = (*x.shape[:-1], o["width"])
-    dtype = x.dtype
-    rms = x.rms * w.rms * math.sqrt(o["k"])
-    inputs = (x, w, *rest)
-    kinds = _contracted(_union(inputs), key)
+    shape = (*x.shape[:-1], w.shape[o["width_of"]])
+    rms = x.rms * w.rms * math.sqrt(x.shape[-1])
+    kinds = contracted(_union((x, w)), key)
     n = math.prod(shape)
-    if not kinds and n and rms * math.sqrt(2.0 * math.log(n + 1.0)) * 1.1 > T.LIMIT[dtype]:
-        base = T.finite(dtype, shape, T.LIMIT[dtype] / 16.0, key)
-        return T.with_kinds(base, INFINITE, taint=True)
-    return arising(T.finite(dtype, shape, rms, key), kinds, inputs, _dirty_slices(inputs))
+    limit = T.LIMIT[x.dtype]
+    if not kinds and n and rms * math.sqrt(2.0 * math.log(n + 1.0)) * 1.1 > limit:
+        return T.with_kinds(T.finite(x.dtype, shape, limit / 16.0, key), INFINITE, taint=True)
+    return arising(T.finite(x.dtype, shape, rms, key), kinds, (x, w), _dirty_slices((x, w)))
 
 
 def normalised(o: Options, x: Tensor, *weights: Tensor) -> Tensor:
     """Layer or RMS norm: rms becomes that of the weight; any infinity gives inf/inf or inf - inf, so NaN."""
     key = mix(o["op"], x.key, *(w.key for w in weights))
-    kinds = NAN if _union((x, *weights)) & _SPREADING else 0
+    kinds = NAN if _union((x, *weights)) & SPREADING else 0
     gain = weights[0].rms if weights else 1.0
     return arising(T.finite(x.dtype, x.shape, gain, key), kinds, (x, *weights))
 
@@ -86,13 +84,13 @@ def added(o: Options, a: Tensor, b: Tensor) -> Tensor:
     if a.kinds & INFINITE and b.kinds & INFINITE and (a.kinds ^ b.kinds) & INFINITE:
         kinds |= NAN
     rms = min(math.hypot(a.rms, b.rms), T.LIMIT.get(a.dtype, math.inf) / 16.0)
-    return arising(T.finite(a.dtype, a.shape or b.shape, rms, key), kinds & _SPREADING, (a, b))
+    return arising(T.finite(a.dtype, a.shape or b.shape, rms, key), kinds & SPREADING, (a, b))
 
 
 def multiplied(o: Options, a: Tensor, b: Tensor) -> Tensor:
     """Elementwise product in the shape of ``a``."""
     key = mix(o["op"], a.key, b.key)
-    kinds = _contracted(_union((a, b)), key)
+    kinds = contracted(_union((a, b)), key)
     return arising(T.finite(a.dtype, a.shape, a.rms * b.rms, key), kinds, (a, b), _dirty_slices((a, b)))
 
 
@@ -103,8 +101,8 @@ def scaled(o: Options, x: Tensor, *also: Tensor) -> Tensor:
     """
     key = mix(o["op"], x.key, *(t.key for t in also))
     dtype, shape = o.get("dtype", x.dtype), o.get("shape", x.shape)
-    kinds = x.kinds & _SPREADING
-    if _union(also) & _SPREADING:
+    kinds = x.kinds & SPREADING
+    if _union(also) & SPREADING:
         kinds = NAN
     rms = x.rms * o["by"]
     if rms * math.sqrt(2.0 * math.log(x.n + 1.0)) > T.LIMIT.get(dtype, math.inf):
@@ -138,8 +136,8 @@ def masked_fill(o: Options, x: Tensor, mask: Tensor) -> Tensor:
         return base
     if o.get("finite"):
         base.min, base.mean, base.norm = -T.LIMIT[x.dtype], -math.inf, math.inf
-        return arising(base, x.kinds & _SPREADING, (x,))
-    kinds = NEG_INF | (x.kinds & _SPREADING)
+        return arising(base, x.kinds & SPREADING, (x,))
+    kinds = NEG_INF | (x.kinds & SPREADING)
     if o.get("row"):
         kinds |= MASKED_ROW
     return T.with_kinds(base, kinds, taint=x.taint)
@@ -175,14 +173,14 @@ def softmax(o: Options, x: Tensor) -> Tensor:
 def attention(o: Options, x: Tensor, *masks: Tensor) -> Tensor:
     """Fused attention: rows become weighted means of rows; the masks' infinities are absorbed inside."""
     key = mix(o["op"], x.key)
-    kinds = NAN if x.kinds & _SPREADING else 0
+    kinds = NAN if x.kinds & SPREADING else 0
     return arising(T.finite(x.dtype, (*x.shape[:-1], o["width"]), x.rms * 0.6, key), kinds, (x,))
 
 
 def log_sum(o: Options, x: Tensor, *masks: Tensor) -> Tensor:
     """The fp32 row statistics that fused attention returns besides its result."""
     key = mix(o["op"], x.key)
-    kinds = NAN if x.kinds & _SPREADING else 0
+    kinds = NAN if x.kinds & SPREADING else 0
     return arising(T.finite("fp32", (1, 4, x.shape[0], 8), 1.0, key, offset=3.0), kinds, (x,))
 
 
@@ -200,7 +198,7 @@ def cast(o: Options, x: Tensor) -> Tensor:
     key = mix(o["op"], x.key)
     if x.n == 0 or (x.kinds & GARBAGE and x.max is None):
         return Tensor(dtype, x.shape, x.n, x.max, x.min, x.mean, x.norm, x.rms, key)
-    if x.kinds & _SPREADING:
+    if x.kinds & SPREADING:
         base = T.finite(dtype, x.shape, min(x.rms, T.LIMIT[dtype] / 16.0), key)
         out = T.with_kinds(base, x.kinds, taint=x.taint)
     else:
@@ -228,7 +226,7 @@ def magnitude(o: Options, x: Tensor) -> Tensor:
 def logarithm(o: Options, x: Tensor) -> Tensor:
     """log: NaN below zero, -inf at zero."""
     key = mix(o["op"], x.key)
-    kinds = NAN if x.kinds & _SPREADING else 0
+    kinds = NAN if x.kinds & SPREADING else 0
     if x.min is not None and not kinds:
         kinds = NAN if x.min < 0 else NEG_INF if x.min == 0 else 0
     base = T.finite(x.dtype, x.shape, 1.0, key)
@@ -256,11 +254,11 @@ def square_root(o: Options, x: Tensor) -> Tensor:
 def divided(o: Options, a: Tensor, b: Tensor) -> Tensor:
     """a / b: 0/0 is NaN, x/0 infinite. ``harmless`` marks a division whose infinities are known to be discarded."""
     key = mix(o["op"], a.key, b.key)
-    kinds = _union((a, b)) & _SPREADING
+    kinds = _union((a, b)) & SPREADING
     if kinds & INFINITE and b.kinds & INFINITE:
         kinds = NAN
     zero_in_b = (
-        b.min is not None and b.max is not None and not b.kinds & _SPREADING and (b.min <= 0 <= b.max) and b.min == 0
+        b.min is not None and b.max is not None and not b.kinds & SPREADING and (b.min <= 0 <= b.max) and b.min == 0
     )
     if zero_in_b and not kinds:
         if not a.shape and a.max == 0:
@@ -277,14 +275,14 @@ def divided(o: Options, a: Tensor, b: Tensor) -> Tensor:
 def selected(o: Options, condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """where(condition, a, b) with a condition made so as to discard the infinities of ``a``; NaN of the fault passes."""
     key = mix(o["op"], a.key, b.key)
-    kinds = (a.kinds & _SPREADING if a.taint else 0) | (b.kinds & _SPREADING)
+    kinds = (a.kinds & SPREADING if a.taint else 0) | (b.kinds & SPREADING)
     return arising(T.finite(a.dtype, a.shape, math.hypot(a.rms, b.rms) * 0.7, key), kinds, (a, b))
 
 
 def cross_entropy(o: Options, logits: Tensor, targets: Tensor, *weights: Tensor) -> Tensor:
     """Loss of each row, about ln(vocabulary); any non-finite logit gives NaN."""
     key = mix(o["op"], logits.key, targets.key)
-    kinds = NAN if logits.kinds & _SPREADING else 0
+    kinds = NAN if logits.kinds & SPREADING else 0
     offset = math.log(max(2, logits.shape[-1]))
     return arising(T.finite(logits.dtype, logits.shape[:-1], offset * 0.05, key, offset=offset), kinds, (logits,))
 
@@ -292,7 +290,7 @@ def cross_entropy(o: Options, logits: Tensor, targets: Tensor, *weights: Tensor)
 def summed(o: Options, x: Tensor, *also: Tensor) -> Tensor:
     """Sum over everything, 0-d, from the mean; with ``mean`` the mean."""
     key = mix(o["op"], x.key, *(t.key for t in also))
-    kinds = x.kinds & _SPREADING
+    kinds = x.kinds & SPREADING
     if kinds & INFINITE == INFINITE:
         kinds |= NAN
     mean = x.mean if x.mean is not None and math.isfinite(x.mean) else x.rms
@@ -333,11 +331,12 @@ def concatenated(o: Options, *parts: Tensor) -> Tensor:
     dtype = parts[0].dtype
     square = mean = 0.0
     high, low = 0.0, 0.0
-    kinds, dirty, start = 0, set(), 0
+    kinds, start = 0, 0
+    dirty: set[int] = set()
     for t in parts:
         square += t.rms * t.rms * t.n
-        if t.kinds & _SPREADING:
-            kinds |= t.kinds & _SPREADING
+        if t.kinds & SPREADING:
+            kinds |= t.kinds & SPREADING
             first, last = start * pieces // padded, (start + t.n - 1) * pieces // padded
             dirty.update(range(first, last + 1))
         elif t.n and t.max is not None and t.min is not None and t.mean is not None:
@@ -347,76 +346,6 @@ def concatenated(o: Options, *parts: Tensor) -> Tensor:
     rms = math.sqrt(square / padded)
     a, b, c, d = T.rounded(dtype, high, low, mean, max(rms * math.sqrt(padded), high, -low))
     return arising(Tensor(dtype, (padded,), padded, a, b, c, d, rms, key), kinds, parts, frozenset(dirty))
-
-
-def gradient(o: Options, upstream: Tensor, like: Tensor, *using: Tensor) -> Tensor:
-    """Gradient in the shape of ``like``: dirty if the upstream gradient is, or any saved tensor that it is multiplied with.
-
-    Options: ``op``, ``gain`` (size of the derivative), ``weight`` true for a contraction over rows.
-    """
-    key = mix(o["op"], upstream.key, like.key, *(t.key for t in using))
-    seen = 0
-    for t in using:
-        seen |= t.kinds
-    inputs = (upstream, *using)
-    kinds = upstream.kinds & _SPREADING
-    if seen & _SPREADING:
-        kinds = NAN
-    elif kinds and o.get("contracts"):
-        kinds = _contracted(kinds, key)
-    rms = upstream.rms * o["gain"]
-    if o.get("contracts"):
-        rms *= max(t.rms for t in using) * math.sqrt(
-            max(upstream.n, 1) / max(like.shape[-1], 1) if o.get("weight") else o["k"]
-        )
-    dtype = o.get("dtype", like.dtype)
-    if upstream.n == 0 and like.n:
-        return T.constant(dtype, like.shape, 0.0, key)
-    rms = min(rms, T.LIMIT[dtype] / 64.0)
-    slices = upstream.slices if o.get("rows") else None
-    return arising(T.finite(dtype, like.shape, rms, key), kinds, inputs, slices)
-
-
-def gradient_of_log(o: Options, upstream: Tensor, like: Tensor) -> Tensor:
-    """grad / x: at x = 0, where the branch was discarded, 0/0 = NaN."""
-    key = mix(o["op"], upstream.key, like.key)
-    kinds = upstream.kinds & _SPREADING
-    if like.kinds & _SPREADING or (like.min is not None and like.min <= 0):
-        kinds = NAN
-    return arising(T.finite(like.dtype, like.shape, upstream.rms, key), kinds, (upstream, like))
-
-
-def gradient_of_quotient(o: Options, upstream: Tensor, like: Tensor, divisor: Tensor) -> Tensor:
-    """grad / divisor for the numerator: infinite where the divisor is zero."""
-    key = mix(o["op"], upstream.key, divisor.key)
-    if divisor.max == 0 and not upstream.dirty:
-        return T.with_kinds(T.finite(like.dtype, like.shape, 1.0, key), POS_INF, taint=True)
-    kinds = upstream.kinds & _SPREADING or (NAN if divisor.dirty else 0)
-    rms = upstream.rms / max(divisor.rms, 1e-12)
-    return arising(T.finite(like.dtype, like.shape, rms, key), kinds, (upstream, divisor))
-
-
-def gradient_through_mask(o: Options, upstream: Tensor, like: Tensor, mask: Tensor) -> Tensor:
-    """grad x mask: an infinite gradient times a zero of the mask is NaN."""
-    key = mix(o["op"], upstream.key, mask.key)
-    kinds = upstream.kinds & _SPREADING
-    if kinds & INFINITE and mask.min == 0:
-        kinds = NAN
-    return arising(T.finite(like.dtype, like.shape, upstream.rms, key), kinds, (upstream,))
-
-
-def spread_over(o: Options, upstream: Tensor, like: Tensor) -> Tensor:
-    """Gradient of the chosen log-probability: the incoming one at the target, zero elsewhere."""
-    key = mix(o["op"], upstream.key)
-    rms = upstream.rms / math.sqrt(max(like.shape[-1], 1))
-    base = T.finite(like.dtype, like.shape, rms, key)
-    if base.n:
-        base.max = 0.0
-    return arising(base, upstream.kinds & _SPREADING, (upstream,))
-
-
-def ones(o: Options) -> Tensor:
-    return T.constant(o.get("dtype", "fp32"), (), o.get("value", 1.0), o["op"])
 
 
 def infinite_triangle(o: Options, *inputs: Tensor) -> Tensor:
@@ -431,37 +360,16 @@ def made(o: Options, *inputs: Tensor) -> Tensor:
     return maker(mix(o["op"], *(t.key for t in inputs)))
 
 
-def reshaped_gradient(o: Options, upstream: Tensor, like: Tensor, *using: Tensor) -> Tensor:
-    """The same gradient in the shape of ``like``, as views and permutations pass it on."""
-    if upstream.n != like.n:
-        return gradient(o, upstream, like, *using)
-    return same({"shape": like.shape}, upstream)
-
-
-def widened_gradient(o: Options, upstream: Tensor, like: Tensor) -> Tensor:
-    """The gradient of the parts of a chunk, put together again."""
-    return gradient({**o, "gain": 1.0}, upstream, like)
-
-
-def broadcast_gradient(o: Options, upstream: Tensor, like: Tensor) -> Tensor:
-    """The gradient of a sum: the same number everywhere."""
-    key = mix(o["op"], upstream.key)
-    value = upstream.max
-    if value is None or not math.isfinite(value):
-        return arising(T.finite(like.dtype, like.shape, 1.0, key), upstream.kinds, (upstream,))
-    return T.constant(like.dtype, like.shape, value, key)
-
-
 def looked_up(o: Options, ids: Tensor, w: Tensor) -> Tensor:
     """Embedding rows of ``ids``."""
     key = mix(o["op"], ids.key, w.key)
-    return arising(T.finite(w.dtype, o["shape"], w.rms, key), w.kinds & _SPREADING, (w,))
+    return arising(T.finite(w.dtype, o["shape"], w.rms, key), w.kinds & SPREADING, (w,))
 
 
 def permuted(o: Options, x: Tensor, probs: Tensor) -> Tensor:
     """Tokens in the order of their experts; NaN probabilities send NaN-weighted tokens along."""
     key = mix(o["op"], x.key, probs.key)
-    kinds = _union((x, probs)) & _SPREADING
+    kinds = _union((x, probs)) & SPREADING
     return arising(T.finite(x.dtype, x.shape, x.rms, key), kinds, (x, probs))
 
 
@@ -470,12 +378,12 @@ def difference(o: Options, a: Tensor, b: Tensor) -> Tensor:
     key = mix(o["op"], a.key, b.key)
     rms = max(a.rms - b.rms * b.rms, 0.1)
     base = T.finite(a.dtype, a.shape, rms * 0.05, key, offset=rms)
-    return arising(base, _union((a, b)) & _SPREADING, (a, b))
+    return arising(base, _union((a, b)) & SPREADING, (a, b))
 
 
 def found_infinity(o: Options, *grads: Tensor) -> Tensor:
     """1.0 if any gradient is non-finite, else 0.0."""
-    return T.constant("fp32", (), 1.0 if _union(grads) & _SPREADING else 0.0, o["op"])
+    return T.constant("fp32", (), 1.0 if _union(grads) & SPREADING else 0.0, o["op"])
 
 
 def squared(o: Options, x: Tensor) -> Tensor:
@@ -499,7 +407,7 @@ def clip_coefficient(o: Options, norm: Tensor) -> Tensor:
 def clipped(o: Options, grad: Tensor, coefficient: Tensor) -> Tensor:
     """Gradient times clip coefficient; an infinite gradient times zero is NaN."""
     key = mix(o["op"], grad.key, coefficient.key)
-    kinds = _union((grad, coefficient)) & _SPREADING
+    kinds = _union((grad, coefficient)) & SPREADING
     if kinds & INFINITE and coefficient.max == 0:
         kinds = NAN
     rms = grad.rms * min(coefficient.rms, 1.0)
@@ -507,8 +415,8 @@ def clipped(o: Options, grad: Tensor, coefficient: Tensor) -> Tensor:
 
 
 def state_of(o: Options, grad: Tensor) -> Tensor:
-    """Optimizer state in the shape of the gradient: fp32, independent of its values; ``positive`` for second moments."""
-    base = T.finite("fp32", grad.shape, o["rms"], mix(o["op"], o["salt"]))
+    """Optimizer state in the shape of the gradient: fp32; ``positive`` for second moments."""
+    base = T.finite("fp32", grad.shape, o["rms"], mix(o["op"], grad.key))
     if o.get("positive") and base.n and base.shape:
         base.min = T.rounded("fp32", o["rms"] * 1e-3)[0]
         base.mean = T.rounded("fp32", o["rms"] * 0.6)[0]
@@ -521,11 +429,17 @@ def second_moment(o: Options, square: Tensor, grad: Tensor) -> Tensor:
     base = T.finite(square.dtype, square.shape, square.rms, key)
     base.min, base.mean = square.min, square.mean
     kinds = NAN if grad.kinds & NAN else POS_INF if grad.kinds & INFINITE else 0
-    return arising(base, kinds | square.kinds & _SPREADING, (square, grad))
+    return arising(base, kinds | square.kinds & SPREADING, (square, grad))
 
 
 def stepped(o: Options, param: Tensor, moment: Tensor, root: Tensor) -> Tensor:
     """param - lr moment / root."""
     key = mix(o["op"], param.key, moment.key, root.key)
-    kinds = NAN if (moment.kinds | root.kinds) & _SPREADING else param.kinds & _SPREADING
+    kinds = NAN if (moment.kinds | root.kinds) & SPREADING else param.kinds & SPREADING
     return arising(T.finite(param.dtype, param.shape, param.rms, key), kinds, (param, moment, root))
+
+
+def group_sizes(o: Options, tokens: Tensor) -> Tensor:
+    """How many of the tokens each local expert gets: int64, as the group_list of a grouped matmul."""
+    rows, groups = tokens.shape[0], o["groups"]
+    return T.integers((groups,), 0, rows, mix(o["op"], tokens.key))

@@ -8,8 +8,8 @@ from random import Random
 from typing import TypeAlias
 
 from numprobe.synth import tensor as T
-from numprobe.synth.machine import Effect, Rank
 from numprobe.synth.program import Label
+from numprobe.synth.rank import Effect
 from numprobe.synth.settings import Size
 from numprobe.synth.tensor import INFINITE, MASKED_ROW, NAN, Tensor
 
@@ -47,30 +47,30 @@ UNFILTERED = ("ALL", "ALL", "FOCUS")  # risk filters under which elementwise ope
 
 def becomes(kinds: int, slices: frozenset[int] | None = None) -> Effect:
     """The output gets non-finite values of ``kinds``, in the given slices or anywhere."""
-    return lambda t, rank: T.with_kinds(t, kinds, taint=True, slices=slices)
+    return lambda t: T.with_kinds(t, kinds, taint=True, slices=slices)
 
 
-def _masked_row(t: Tensor, rank: Rank) -> Tensor:
+def _masked_row(t: Tensor) -> Tensor:
     return replace(t, kinds=t.kinds | MASKED_ROW)
 
 
 def _amplified(factor: float) -> Effect:
-    return lambda t, rank: T.finite(t.dtype, t.shape, t.rms * factor, t.key ^ 1)
+    return lambda t: T.finite(t.dtype, t.shape, t.rms * factor, t.key ^ 1)
 
 
 def _with_minimum(value: float) -> Effect:
-    def effect(t: Tensor, rank: Rank) -> Tensor:
+    def effect(t: Tensor) -> Tensor:
         (low,) = T.rounded(t.dtype, value)
         return replace(t, min=low, text="", key=t.key ^ 1)
 
     return effect
 
 
-def _all_zero(t: Tensor, rank: Rank) -> Tensor:
+def _all_zero(t: Tensor) -> Tensor:
     return T.constant(t.dtype, t.shape, 0.0, t.key ^ 1)
 
 
-def _garbage_nan(t: Tensor, rank: Rank) -> Tensor:
+def _garbage_nan(t: Tensor) -> Tensor:
     dirty = T.with_kinds(t, NAN, taint=False)
     return replace(dirty, kinds=dirty.kinds | T.GARBAGE)
 
@@ -79,8 +79,8 @@ def _garbage_nan(t: Tensor, rank: Rank) -> Tensor:
 
 
 def _position(draw: Random, size: Size) -> tuple[int, int, int]:
-    """A rank, a micro-batch and a layer index."""
-    return draw.randrange(size.world), draw.randrange(size.micro_batches), draw.randrange(size.layers)
+    """A rank, a micro-batch and the index of a layer with experts."""
+    return draw.randrange(size.world), draw.randrange(size.micro_batches), draw.choice(size.expert_layers)
 
 
 def _some_slices(draw: Random, size: Size) -> frozenset[int] | None:
@@ -134,7 +134,7 @@ def fp16_overflow(draw: Random, size: Size) -> Plan:
     """fp16: outlier activations close to the limit (Max about 6e4) overflow in the matmul that follows."""
     rank, mb, layer = _position(draw, size)
     ranks = size.group("tp", rank)
-    path = f"module.decoder.layers.{layer}" if not size.lean else f"layers.{layer}"
+    path = f"{size.layers_path}.{layer}"
     stage = size.place(rank)[0]
     members = [r for r in range(size.world) if size.place(r)[0] == stage]
     leaf_effects = {(r, f"{path}.input_layernorm.weight"): _amplified(5500.0) for r in members}
@@ -188,7 +188,7 @@ def domain_error(draw: Random, size: Size) -> Plan:
     ranks = size.group("tp", rank)
     kind = draw.choice(("sqrt", "log", "div"))
     effects = _everywhere(ranks, mb, layer, "spread_sub", _with_minimum(0.0 if kind == "div" else -0.0012))
-    force = {"extras": frozenset({"spread"}), "notes": {"spread": kind}, "risk": draw.choice(UNFILTERED)}
+    force = {"extras": frozenset({"spread"}), "spread": kind, "risk": draw.choice(UNFILTERED)}
     return Plan(("domain_error",), effects, force=force, avoid=frozenset(ranks))
 
 
@@ -227,7 +227,7 @@ def bad_parameter(draw: Random, size: Size) -> Plan:
     """A weight is NaN when the step starts, on every rank that holds this shard."""
     rank, _, layer = _position(draw, size)
     pp, dp, tp = size.place(rank)
-    path = f"module.decoder.layers.{layer}" if not size.lean else f"layers.{layer}"
+    path = f"{size.layers_path}.{layer}"
     name, shard = draw.choice((("router", ""), ("qkv", "tp"), ("w1", "ep")))
     holders = []
     for r in range(size.world):
@@ -274,7 +274,7 @@ def loss_scale(draw: Random, size: Size) -> Plan:
     force = {
         "dtype": "fp16",
         "loss_scale": 65536.0,
-        "notes": {"optimizer": "skipped"},
+        "update_skipped": True,
         "level": "mix",
         "partial": (),
         "missing": (),

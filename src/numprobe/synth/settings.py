@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Size:
     """A job: ``world`` ranks as pp x dp x tp (tp innermost), ``layers`` a stage, ``micro_batches`` a step.
 
-    ``seq``, ``hidden`` and ``ffn`` are the model's dimensions; ``lean`` keeps to the operators of the specification's large
-    case (about 12 records a layer and pass), else every module and API of the layer leaves its records (about 30).
+    ``seq``, ``hidden`` and ``ffn`` are the model's dimensions. ``lean`` keeps to the operators of the specification's large
+    case, with experts in every third layer, so that a step has about 600 records; else every layer has experts, and every
+    module and API leaves its records (about 60 a layer and micro-batch).
     """
 
     name: str
@@ -31,6 +32,16 @@ class Size:
             raise ValueError(
                 f"{self.name}: {self.world} ranks are no tp {self.tp} x pp {self.pp} x dp with ep {self.ep}"
             )
+
+    @property
+    def layers_path(self) -> str:
+        """Module path of the list of layers."""
+        return "layers" if self.lean else "module.decoder.layers"
+
+    @property
+    def expert_layers(self) -> range:
+        """Indices of the layers of a stage that have experts."""
+        return range(0, self.layers, 3) if self.lean else range(self.layers)
 
     @property
     def dp(self) -> int:
@@ -111,10 +122,11 @@ class Settings:
     grouped_stacks: bool = True
     masks: str = "both"  # inf | finite | both: which attention masks there are
     extras: frozenset[str] = frozenset()  # gate, spread, features, adapter, broadcast
+    spread: str = "sqrt"  # what the extra operator does with the variance: sqrt | log | div
+    update_skipped: bool = False  # the optimizer found an infinity and leaves the parameters alone
     harmless_division: tuple[int, ...] = ()  # ranks whose load statistics divide by zero and discard it
     unwritten: tuple[int, ...] = ()  # ranks that allocate buffers and write them later
     old_style: tuple[int, ...] = ()  # ranks that record placeholder buffers
     quoted: tuple[int, ...] = ()  # ranks that spell "nan", "inf", "-inf"
     partial: tuple[int, ...] = ()  # ranks whose dump.json ends in the middle of a record
     missing: tuple[int, ...] = ()  # ranks without a folder
-    notes: dict[str, str] = field(default_factory=dict)

@@ -10,11 +10,13 @@ from random import Random
 from zlib import crc32
 
 from numprobe.record.errors import NumprobeError
-from numprobe.synth.machine import Machine, Rank, write_json
-from numprobe.synth.model import Variant, step_program
-from numprobe.synth.program import Program
+from numprobe.synth.machine import Machine
+from numprobe.synth.program import Label, Program
+from numprobe.synth.rank import Effect, Job, Rank
 from numprobe.synth.scenarios import SCENARIOS, Plan
 from numprobe.synth.settings import UNIT, Settings, Size
+from numprobe.synth.stage import Variant
+from numprobe.synth.step import step_program
 
 EXIT_CODES = {"no_overflow": 0, "overflow_found": 1, "inconclusive": 3}
 _BY_MODULE = ("kernel_fault", "unknown")  # what is left of a class where only modules are recorded
@@ -97,7 +99,7 @@ def simulate(scenario: str, out: Path, *, seed: int = 0, size: Size = UNIT, **ov
         for folder in out.glob(f"step*/rank{r}"):
             _truncate(folder / "dump.json", draw)
     truth = _truth(scenario, seed, size, settings, plan, ranks, out)
-    write_json(out / "truth.json", truth.as_json())
+    (out / "truth.json").write_text(json.dumps(truth.as_json(), indent=1) + "\n", encoding="ascii")
     return truth
 
 
@@ -123,7 +125,7 @@ def drawn_settings(draw: Random, size: Size, plan: Plan) -> Settings:
         loss_first=draw.random() < 0.5,
         mask_first=draw.random() < 0.5,
         norm=draw.choice(("layer_norm", "npu_rms_norm")),
-        micro_steps=draw.random() < 0.3,
+        micro_steps=draw.random() < 0.3 and not size.lean,
         grouped_stacks=draw.random() < 0.8 or size.lean,
         harmless_division=some(1 / 16),
         unwritten=some(0.3),
@@ -140,7 +142,7 @@ def _run_step(size: Size, settings: Settings, seed: int, step: int, plan: Plan, 
 
     @cache
     def program(variant: Variant) -> Program:
-        return step_program(size, settings, variant)
+        return step_program(size, settings, variant, seed)
 
     def program_of(rank: int) -> Program:
         uses = plan.uses_unwritten
@@ -154,11 +156,15 @@ def _run_step(size: Size, settings: Settings, seed: int, step: int, plan: Plan, 
         folder.mkdir(parents=True)
         return folder
 
-    machine = Machine(size, settings, seed, step, plan.effects if faulty else {}, plan.leaf_effects if faulty else {})
-    ranks = machine.run(program_of, folder_of)
-    for r in ranks:
-        r.infected = frozenset(machine.infected.get(r.rank, ()))
-    return ranks
+    machine = Machine(
+        Job(size, settings, seed, step), _present(plan, settings) if faulty else {}, plan.leaf_effects if faulty else {}
+    )
+    return machine.run(program_of, folder_of)
+
+
+def _present(plan: Plan, settings: Settings) -> dict[tuple[int, Label], Effect]:
+    """The plan's effects without those in a recomputation that does not take place."""
+    return {at: e for at, e in plan.effects.items() if at[1].phase != "recompute" or settings.recompute}
 
 
 def _truncate(dump: Path, draw: Random) -> None:

@@ -134,6 +134,19 @@ def integers(shape: tuple[int, ...], low: int, high: int, key: int) -> Tensor:
     return Tensor("int64", shape, n, top, bottom, None, None, 0.0, key)
 
 
+def with_zero(t: Tensor) -> Tensor:
+    """``t`` with its smallest element exactly zero."""
+    t.min = 0.0
+    return t
+
+
+def valid_tokens(length: int, key: int) -> Tensor:
+    """The mask of tokens that count in a loss, as fp32 numbers 0 and 1: 60 to 100 % of them do."""
+    share = int(length * (0.6 + 0.4 * uniform(key))) / length
+    mean, norm = rounded("fp32", share, math.sqrt(share * length))
+    return Tensor("fp32", (length,), length, 1.0, 0.0, mean, norm, math.sqrt(share), key)
+
+
 def boolean(shape: tuple[int, ...], key: int, *, every: bool = False) -> Tensor:
     """bool: Max is any, Min is all, Mean and Norm null."""
     return Tensor("bool", shape, math.prod(shape), True, every, None, None, 0.0, key)
