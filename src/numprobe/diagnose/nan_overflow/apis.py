@@ -182,6 +182,17 @@ LOSSES = ("loss", "cross_entropy", "kl_div")
 # Outputs that hold nothing of use: (API, output position)
 PLACEHOLDER_OUTPUTS: dict[str, frozenset[int]] = {"npu_fusion_attention": frozenset((4, 5))}
 
+# Record names that only an optimizer step leaves
+OPTIMIZER_STEPS = (
+    "addcdiv_",
+    "lerp_",
+    "_fused_adam",
+    "_fused_sgd",
+    "npu_apply_adam",
+    "_foreach_addcdiv",
+    "_foreach_lerp",
+)
+
 COMMUNICATION_PREFIXES = frozenset(("Distributed", "MintDistributed"))
 # compute kernels with a collective inside: a victim shows clean inputs and a dirty output
 FUSED_COMMUNICATION = (
@@ -236,6 +247,15 @@ def is_loss(op: OpName) -> bool:
 def is_fused_communication(op: OpName) -> bool:
     name = op.api.lower()
     return not is_communication(op) and any(word in name for word in FUSED_COMMUNICATION)
+
+
+def is_kernel(op: OpName) -> bool:
+    """One operator (an API, or a module that wraps one): a bad output from good inputs is its own fault."""
+    if op.kind == "api":
+        return not (is_copy(op) or is_fill(op) or is_allocation(op))
+    return (
+        is_matmul(op) or is_attention(op) or any(w in op.api.lower() for w in ("norm", "embedding", "softmax", "conv"))
+    )
 
 
 def is_parameter_argument(op: OpName, path: str) -> bool:

@@ -14,7 +14,7 @@ from numprobe.diagnose.nan_overflow.bound import bound_of, magnitude, matmul_est
 from numprobe.diagnose.nan_overflow.digest import Event
 from numprobe.diagnose.nan_overflow.result import CLASSES, Bound, Params
 from numprobe.record.dtypes import float_format, short_dtype
-from numprobe.record.names import BACKWARD
+from numprobe.record.names import BACKWARD, PARAMETERS_GRAD
 from numprobe.record.nonfinite import DIRTY, Kinds
 from numprobe.record.trace import INPUT, OUTPUT, PARAMETER, Record, Value
 
@@ -53,8 +53,7 @@ def classify(kind: str, event: Event, record: Record, forward: Record | None, sh
         return Finding("kernel_fault", (message,), bound, True)
     if record.name.direction == BACKWARD:
         return Finding("gradient_overflow", (), bound, False)
-    moves_only = apis.is_copy(record.name) or apis.is_fill(record.name)
-    if _modest(record) and record.name.kind in ("api", "module") and not moves_only:
+    if _modest(record) and apis.is_kernel(record.name):
         return Finding("kernel_fault", (), bound, False)
     return Finding("unknown", (), bound, False)
 
@@ -71,6 +70,8 @@ def _by_kind(kind: str, event: Event, record: Record) -> tuple[str, tuple[Params
     if kind == "uninitialised":
         message = Params("evidence.allocation", {"allocation": event.after_name, "op": op})
         return "uninitialised_memory_used", (message,), True
+    if record.name.kind == PARAMETERS_GRAD:  # what backward got is finite: the sum of the gradient has overflowed
+        return "gradient_overflow", (Params("evidence.gap", {"after": event.after_name, "op": op}),), False
     if kind in ("gap", "container"):
         if event.after_name:
             return "unknown", (Params("evidence.gap", {"after": event.after_name, "op": op}),), False

@@ -145,7 +145,9 @@ def _batched(record: Record) -> list[CommCall]:
         if "send" in what:
             calls.append(_call(record, "send", group, peer, [given] if given else [], [], True))
         elif "recv" in what:
-            calls.append(_call(record, "recv", group, peer, [], [], True))
+            call = _call(record, "recv", group, peer, [], [], True)
+            call.got_signature = Signature(given.numel, None, None, None) if given and given.numel is not None else None
+            calls.append(call)
     return calls
 
 

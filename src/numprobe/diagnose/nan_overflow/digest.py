@@ -77,6 +77,5 @@ class RankDigest(msgspec.Struct):
     parameters: int = 0  # records sampled that read parameters
     first_computing: int = -1  # first record that is no allocation, copy or communication
     loss_gradient: float | None = None  # |grad| of the loss that entered backward: the loss scale
-    dtype: str = ""  # of the first floating-point output in backward
     backward_only: bool = False
     edges: str = ""  # blake2b of the file's first and last megabyte

@@ -64,6 +64,7 @@ class _Walk:
     fills: int = 0  # fills that have put an infinity somewhere
     received: int = 0  # kinds that came in through communication
     nan_seen: bool = False
+    unseen: dict[int, int] = field(default_factory=dict)  # numel of receives that were recorded before the data came
     events: list[Event] = field(default_factory=list)
     look: dict[tuple[str, str, int], LookAlike] = field(default_factory=dict)
     deferred: list[int] = field(default_factory=list)
@@ -205,8 +206,11 @@ class _Walk:
     def step(self, i: int, op: OpName, given: int, out: int, parameter: int) -> None:
         if i in self.calls:
             self.communicate(i)
-        elif apis.is_communication(op) or op.kind == PARAMETERS_GRAD:
+        elif apis.is_communication(op):
             pass
+        elif op.kind == PARAMETERS_GRAD:
+            if not self.nan_seen:
+                self.gradient(i, op, out)
         elif op.kind == DEBUG:
             if not self.nan_seen:
                 after, name = self.last_clean(i)
@@ -222,6 +226,7 @@ class _Walk:
             self.introduced(i, op, out)
 
     def communicate(self, i: int) -> None:
+        """Take note of what comes in and goes out."""
         for call in self.calls[i]:
             if call.given & _INF and not call.given & _NAN:
                 numel = call.given_signature.numel if call.given_signature else None
@@ -235,6 +240,8 @@ class _Walk:
                 self.received |= call.got & _DIRTY
             if call.got & _NAN:
                 self.nan_seen = True
+            if call.api == "recv" and call.got & int(Kinds.UNKNOWN) and call.got_signature:
+                self.unseen[call.got_signature.numel] = i
 
     def sent_unexplained(self, i: int, call: CommCall) -> None:
         """NaN goes out that nothing recorded on this rank has made: a buffer or parameter, or an unrecorded operator."""
@@ -247,6 +254,20 @@ class _Walk:
         else:
             after, name = self.last_clean(i)
             self.add(self.event(record, "gap", call.given, after=after, after_name=name, lineage="unknown"))
+
+    def gradient(self, i: int, op: OpName, out: int) -> None:
+        """A dirty parameter gradient whose module got and gave finite gradients: the product for it is not recorded."""
+        if any(f.last in ("produced", "carried") and f.event.phase == BACKWARD for f in self.infinities):
+            return
+        at = self.dump.positions.get(f"{op.prefix}.{op.path}.{op.api}.{BACKWARD}.{op.call}")
+        index = self.dump.index
+        if at is not None and (int(index.input[at]) | int(index.output[at])) & _DIRTY:
+            return
+        name = self.names[at] if at is not None else ""
+        made = self.event(self.dump.record(i), "gap", 0, after=at if at is not None else -1, after_name=name)
+        made.kinds, made.phase, made.lineage = out & _DIRTY, BACKWARD, "structural"
+        self.add(made)
+        self.nan_seen = True  # an infinite gradient, too, goes into every update from here on
 
     def absorb(self, i: int, op: OpName, given: int) -> None:
         """Dirty input, clean output."""
@@ -347,7 +368,7 @@ class _Walk:
             flow.event.converted_at = i
             self.nan_seen = True
             return
-        if self.is_first_of_model(i, op):
+        if self.is_first_of_model(i, op) or _comes_from_outside(op, record, dirty):
             self.add(self.event(record, "input_data", given, lineage="structural"))
             return
         after, name = self.last_clean(i)
@@ -360,8 +381,15 @@ class _Walk:
 
     def use_of_garbage(self, i: int, op: OpName, record: Record, dirty: list[Value], out: int) -> bool:
         """Does this record read memory that an allocation left unwritten? Copies hand it on, others use it."""
-        sources = [g for g in self.garbage if any(v.numel == g.numel for v in dirty)]
-        if not sources or not dirty:
+        if op.direction == BACKWARD:  # its inputs are gradients
+            return False
+        sources = [
+            g
+            for g in self.garbage
+            for v in dirty
+            if v.numel == g.numel and not g.index < self.unseen.get(v.numel or 0, -1) < i
+        ]
+        if not sources:
             return False
         source = sources[-1]
         if apis.is_copy(op) or (op.kind == "module" and self.has_children(op)):
@@ -493,6 +521,8 @@ def digest_rank(dump: RankDump) -> RankDigest:
     digest.backward_from = next(
         (i for i, n in enumerate(index.names) if n.endswith(".backward") or ".backward." in n), -1
     )
+    if digest.backward_from >= 0:
+        digest.loss_gradient = _loss_gradient(dump, digest.backward_from)
     if len(dirty) or index.parameter.any():
         walk = _Walk(dump, digest, calls)
         walk.run()
@@ -522,7 +552,9 @@ def _context(dump: RankDump, digest: RankDigest) -> None:
     names = index.names
     if digest.events and digest.events[0].kind == "parameter":
         digest.parameters, digest.dirty_parameters = _sampled_parameters(dump)
-    digest.optimizer_records = sum(1 for c, p in dump.tree.parents.items() if p == "optimizer")
+    digest.optimizer_records = sum(1 for p in dump.tree.parents.values() if p == "optimizer") or sum(
+        1 for n in names[digest.backward_from :] if any(f".{word}" in n for word in apis.OPTIMIZER_STEPS)
+    )
     digest.backward_only = all(e.phase != FORWARD for e in digest.events) and not any(
         parse_name(names[i]).direction == FORWARD and not apis.is_communication(parse_name(names[i]))
         for i in np.flatnonzero(index.output & _NAN).tolist()[:64]
@@ -534,14 +566,16 @@ def _context(dump: RankDump, digest: RankDigest) -> None:
         ):
             digest.first_computing = i
             break
-    if digest.backward_from >= 0:
-        for record in dump.records(list(range(digest.backward_from, min(digest.backward_from + 6, len(names))))):
-            for v in record.of(INPUT):
-                if v.is_tensor and v.kinds == Kinds.CLEAN and v.max is not None and v.min is not None and v.numel:
-                    size = max(abs(float(v.max)), abs(float(v.min)))
-                    if digest.loss_gradient is None and v.numel == 1:
-                        digest.loss_gradient = size
-                    digest.dtype = digest.dtype or v.dtype
+
+
+def _loss_gradient(dump: RankDump, begin: int) -> float | None:
+    """Largest |gradient| of a scalar among the first backward records: 1, or the loss scale over micro-batches."""
+    largest: float | None = None
+    for record in dump.records(list(range(begin, min(begin + 8, len(dump.index))))):
+        for v in record.of(INPUT, OUTPUT):
+            if v.is_tensor and v.numel == 1 and v.kinds == Kinds.CLEAN and v.max is not None:
+                largest = max(largest or 0.0, abs(float(v.max)))
+    return largest
 
 
 def _sampled_parameters(dump: RankDump) -> tuple[int, int]:
@@ -562,6 +596,14 @@ def _sampled_parameters(dump: RankDump) -> tuple[int, int]:
 
 def _dirty_inputs(record: Record) -> list[Value]:
     return [v for v in record.of(INPUT, PARAMETER) if v.kinds.dirty]
+
+
+def _comes_from_outside(op: OpName, record: Record, dirty: list[Value]) -> bool:
+    """In a recorded graph (the output requires grad) data is what requires none: nothing of the model has made it."""
+    if op.direction == BACKWARD or not dirty:
+        return False
+    graph = any(v.requires_grad for v in record.of(OUTPUT))
+    return graph and all(v.requires_grad is False and v.role == INPUT for v in dirty)
 
 
 def _signature(v: Value) -> tuple[int | None, float, float]:

@@ -27,6 +27,7 @@ from numprobe.execution.stages import Listener, Stages, ignore
 from numprobe.formats import cache
 from numprobe.formats.dump import Dump, RankDump, open_dump
 from numprobe.formats.layout import RankFolder, StepFolder
+from numprobe.record.dtypes import short_dtype
 from numprobe.record.errors import NumprobeError
 from numprobe.record.nonfinite import Kinds
 from numprobe.report import numbers
@@ -414,31 +415,38 @@ def _loss_scaling(view: View) -> Params | None:
     origins = view.verdicts.sources[: view.verdicts.minimal]
     if not origins:
         return None
+    scale = max((d.loss_gradient or 0.0 for d in view.digests), default=0.0)
+    if scale < LOSS_SCALE or any(d.optimizer_records for d in view.digests):
+        return None
     for origin in view.verdicts.sources:
         digest = origin.digest
-        if (
-            origin.event.phase != "backward"
-            or origin.kind not in ("introduced", "container")
-            or not digest.backward_only
-        ):
-            return None
-        if digest.loss_gradient is None or digest.loss_gradient < LOSS_SCALE or digest.optimizer_records:
+        if origin.event.phase != "backward" or not digest.backward_only:
             return None
         record = view.dumps[digest.key].record(origin.event.index)
-        if not any(v.dtype.lower().endswith(("float16", "half")) for v in record.values if v.kinds.dirty):
+        own = {short_dtype(v.dtype) for v in record.values if v.kinds.dirty}
+        if "fp16" not in own and not _half_in_backward(view.dumps[digest.key], digest):
             return None
     return Params("note.loss_scaling")
+
+
+def _half_in_backward(dump: RankDump, digest: RankDigest) -> bool:
+    """Are gradients fp16 at the beginning of backward? Under autocast the parameters' own are fp32."""
+    begin = digest.backward_from
+    records = dump.records(list(range(begin, min(begin + 8, len(dump.index)))))
+    return any(short_dtype(v.dtype) == "fp16" for r in records for v in r.values)
 
 
 def _dirty_from_start(view: View) -> bool:
     """Did the dump begin after the fault? Every rank is dirty at its first computing record, or most parameters are."""
     readable = [d for d in view.digests if d.status in ("ok", "partial") and d.records]
+    sources = view.verdicts.sources[: view.verdicts.minimal]
+    if sources and all(o.kind == "parameter" for o in sources):
+        sampled = sum(d.parameters for o in sources for d in o.digests)
+        dirty = sum(d.dirty_parameters for o in sources for d in o.digests)
+        return sampled > 2 and dirty * 2 >= sampled
     first = [d.events[0] for d in readable if d.events]
     if not readable or len(first) < len(readable):
         return False
-    if all(e.kind == "parameter" for e in first):
-        sampled = sum(d.parameters for d in readable)
-        return sampled > 1 and sum(d.dirty_parameters for d in readable) * 2 >= sampled
     at_start = all(
         e.kind in ("parameter", "gap", "input_data") and e.index <= max(d.first_computing, 0)
         for d, e in zip((d for d in readable if d.events), first, strict=True)

@@ -97,6 +97,7 @@ def find_sources(
                 weak.append((digest, event))
             else:
                 strong.append((digest, event))
+    weak, outside_view = _from_unread(weak, joined)
     weak, hidden = _without_hidden(strong, weak, positions)
     origins = _collapse(strong + weak, joined)
     for origin in origins:
@@ -104,7 +105,9 @@ def find_sources(
     origins, more_hidden = _order_by_place(origins, positions, recorded)
     hidden.update(more_hidden)
     if not origins:
-        origins = _from_communication(digests, received, order, strong=False)
+        origins = _from_communication(digests, received, order, strong=False) or outside_view
+        for origin in origins:
+            origin.reach = order.reach({r: e.index for r, e in _starts(origin)})
     minimal = [o for o in origins if not any(_before(p, o) for p in origins if p is not o)]
     later = [o for o in origins if o not in minimal]
     first_dirt = _first_dirt(digests, received, hidden)
@@ -147,6 +150,27 @@ def _received(digests: Sequence[RankDigest], joined: Joined) -> dict[int, Receiv
             first[rank] = Received(call, instance, [g for g in givers if g != rank])
             break
     return first
+
+
+def _from_unread(
+    weak: list[tuple[RankDigest, Event]], joined: Joined
+) -> tuple[list[tuple[RankDigest, Event]], list[Origin]]:
+    """Take out the gaps behind a receive whose sender was not read: what came in there is unknown."""
+    kept: list[tuple[RankDigest, Event]] = []
+    outside: list[Origin] = []
+    for digest, event in weak:
+        calls = joined.by_rank.get(digest.rank, []) if digest.rank is not None else []
+        unread = [
+            i
+            for c, i in calls
+            if c.index < event.index and c.api == "recv" and c.got & int(Kinds.UNKNOWN) and len(i.calls) < 2
+        ]
+        if unread:
+            suspects = sorted({r for i in unread for r in i.absent})
+            outside.append(Origin(event, [digest], [event], "outside", unread[-1], suspects))
+        else:
+            kept.append((digest, event))
+    return kept, outside
 
 
 def _without_hidden(
@@ -218,24 +242,16 @@ def _collapse(found: list[tuple[RankDigest, Event]], joined: Joined) -> list[Ori
 
     Only the first event of a rank that stands at the same record is merged; a single rank's events stay apart.
     """
-    by_record: dict[tuple[str, str], list[tuple[RankDigest, Event]]] = defaultdict(list)
+    by_record: dict[tuple[str, str, str, str], list[tuple[RankDigest, Event]]] = defaultdict(list)
     for digest, event in found:
-        by_record[event.name, event.kind].append((digest, event))
+        op = parse_name(event.name)  # not the call number: it counts all calls of the API on a rank
+        by_record[op.prefix, event.module if op.is_module else op.api, op.direction, event.kind].append((digest, event))
     origins: list[Origin] = []
     groups = [set(g) for g in joined.groups]
-    for (_, kind), members in by_record.items():
+    for (_, _, _, kind), members in by_record.items():
         clusters: list[list[tuple[RankDigest, Event]]] = []
         for digest, event in members:
-            home = next(
-                (
-                    c
-                    for c in clusters
-                    if any(
-                        e.slots_key == event.slots_key or any({d.rank, digest.rank} <= g for g in groups) for d, e in c
-                    )
-                ),
-                None,
-            )
+            home = next((c for c in clusters if _replicated(digest, event, c, groups)), None)
             if home is None:
                 clusters.append([(digest, event)])
             else:
@@ -244,6 +260,18 @@ def _collapse(found: list[tuple[RankDigest, Event]], joined: Joined) -> list[Ori
             cluster.sort(key=lambda pair: (pair[0].rank is None, pair[0].rank or 0, pair[0].key))
             origins.append(Origin(cluster[0][1], [d for d, _ in cluster], [e for _, e in cluster], kind))
     return origins
+
+
+def _replicated(
+    digest: RankDigest, event: Event, cluster: list[tuple[RankDigest, Event]], groups: list[set[int]]
+) -> bool:
+    """Another rank's equal record (same inputs), or the record of the same name on ranks of one group."""
+    if any(d.key == digest.key for d, _ in cluster):
+        return False
+    return any(
+        e.slots_key == event.slots_key or (e.name == event.name and any({d.rank, digest.rank} <= g for g in groups))
+        for d, e in cluster
+    )
 
 
 def _before(a: Origin, b: Origin) -> bool:
