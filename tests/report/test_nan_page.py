@@ -6,16 +6,18 @@ import base64
 import hashlib
 import json
 import re
+import sys
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from jinja2 import DictLoader, Environment
 
 import numprobe.report.html
 from numprobe.diagnose.nan_overflow.messages import CATALOGUE
 from numprobe.diagnose.nan_overflow.page.html import SCRIPT_WORDS, render_html
-from numprobe.report.html import script_data
+from numprobe.report.html import _Compiled, script_data
 
 from .nan_results import ALL, HOSTILE, OP, hostile, kernel_fault_512, many_ranks, no_overflow
 
@@ -224,6 +226,29 @@ def test_no_overflow_states_its_coverage():
     assert "does not show" in text
     assert OP not in text
     assert 'id="confidence"' not in render_html(no_overflow(), "en")
+
+
+def test_compiled_templates_are_kept_where_that_is_allowed(tmp_path, monkeypatch):
+    def render(folder: Path) -> str:
+        cache = _Compiled(str(folder), "%s.jinja")
+        return (
+            Environment(loader=DictLoader({"a": "{{ 1 + 1 }}"}), autoescape=True, bytecode_cache=cache)
+            .get_template("a")
+            .render()
+        )
+
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    assert render(tmp_path) == "2"
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    assert render(tmp_path / "missing") == "2"
+    assert render(tmp_path) == "2"
+    (kept,) = tmp_path.iterdir()
+    monkeypatch.setattr(Environment, "_generate", None)  # from here on nothing can be compiled
+    assert render(tmp_path) == "2"
+    monkeypatch.undo()
+    kept.write_bytes(b"damaged")
+    assert render(tmp_path) == "2"
 
 
 def luminance(colour: str) -> float:

@@ -103,12 +103,20 @@ class Screen(io.StringIO):
         (True, {"NO_COLOR": "1", "FORCE_COLOR": "1"}, False, False, False),
     ],
 )
-def test_styles(tty, environ, quiet, colour, live):
+def test_styles(tty, environ, quiet, colour, live, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
     style = style_of(Screen(tty), environ, quiet=quiet)
     assert (style.colour, style.live) == (colour, live)
     assert (style.width is None) == (not tty or quiet or environ.get("TERM") == "dumb")
     assert style.unicode
     assert not style_of(Screen(tty, "ascii"), environ).unicode
+
+
+def test_a_narrow_terminal_is_not_rewritten(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    assert style_of(Screen(True), {}) == Style(colour=True, live=False, width=80)
+    monkeypatch.setenv("COLUMNS", "400")
+    assert style_of(Screen(True), {}) == Style(colour=True, live=True, width=120)
 
 
 def test_error_wraps_under_its_label():

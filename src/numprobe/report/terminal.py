@@ -80,11 +80,12 @@ def style_of(stream: IO[str], environ: Mapping[str, str], *, quiet: bool = False
     """The style that fits a stream: NO_COLOR, FORCE_COLOR, TERM=dumb, quiet and not being a terminal count."""
     tty = stream.isatty() and environ.get("TERM") != "dumb" and not quiet
     no_colour, forced = bool(environ.get("NO_COLOR")), environ.get("FORCE_COLOR", "") not in ("", "0")
+    across = shutil.get_terminal_size().columns
     return Style(
         colour=not no_colour and (forced or tty),
         unicode=can_encode("✓▸∙✗", getattr(stream, "encoding", None) or "ascii"),
-        live=tty and not no_colour,
-        width=max(NARROWEST, min(shutil.get_terminal_size().columns, WIDEST)) if tty else None,
+        live=tty and not no_colour and across >= NARROWEST,  # a line that the terminal wraps cannot be rewritten
+        width=max(NARROWEST, min(across, WIDEST)) if tty else None,
     )
 
 

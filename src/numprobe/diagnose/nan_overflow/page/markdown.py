@@ -77,13 +77,18 @@ def _confident(candidate: Candidate, lang: str) -> str:
     return f"{candidate.confidence:.2f} {say(lang, f'confidence.{view.confidence_word(candidate.confidence)}')}"
 
 
+def _none(section: str, result: NanResult) -> str:
+    """The key of what an empty section says: nothing wrong is one claim, nothing known another."""
+    return f"{section}.none" if result.verdict == "no_overflow" else f"{section}.none_undecided"
+
+
 def _evidence(result: NanResult, lang: str) -> list[str]:
     lines = _heading(lang, "section.evidence")
     for item in result.evidence:
         observed = "" if item.proves else _text(lang, "evidence.observation")
         cites = "".join(f" {_cite(citation)}" for citation in item.citations)
         lines.append(f"- **{item.id}** {_message(lang, item.message)}{observed}{cites}")
-    return lines if result.evidence else [*lines, _text(lang, "evidence.none")]
+    return lines if result.evidence else [*lines, _text(lang, _none("evidence", result))]
 
 
 def _confidence(first: Candidate | None, lang: str) -> list[str]:
@@ -283,7 +288,7 @@ def _next(result: NanResult, lang: str) -> list[str]:
         command = check.values.get("command")
         if command:
             lines += ["", *("   " + line for line in block(str(command))), ""]
-    return lines if result.next_checks else [*lines, _text(lang, "next.none")]
+    return lines if result.next_checks else [*lines, _text(lang, _none("next", result))]
 
 
 def _steps(result: NanResult, lang: str) -> list[str]:
