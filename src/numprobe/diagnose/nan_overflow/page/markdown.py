@@ -57,7 +57,7 @@ def _verdict(result: NanResult, first: Candidate | None, lang: str) -> list[str]
     tags = [f"**{_text(lang, f'verdict.{result.verdict}')}**", escape(view.where(result, lang))]
     tags.append(_text(lang, "page.exit", {"code": result.exit_code}))
     lines = [
-        f"# numprobe nan: {escape(result.dump)}",
+        f"# numprobe nan: {code(result.dump)}",
         "",
         comma.join(tag for tag in tags if tag),
         "",
@@ -143,7 +143,7 @@ def _spread(result: NanResult, lang: str) -> list[str]:
         "",
         _text(lang, "head.instance"),
         _text(lang, "head.count"),
-        _text(lang, "limits.joins"),
+        _text(lang, "head.join"),
         _text(lang, "head.new"),
         _text(lang, "head.dirty"),
         _text(lang, "head.ranks"),
