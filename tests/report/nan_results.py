@@ -49,7 +49,7 @@ def matmul_slots() -> list[Slot]:
         tensor("input_args.0.0", "input", (1024, 512), (7.9375, -8.0, 0.01243, 1391.2)),
         tensor("input_args.1.0", "parameter", (4, 512, 2048), (0.10009, -0.1001, 1.9041e-5, 40.93)),
         tensor("input_kwargs.group_list", "input", (4,), (411, 0, 256.0, None), dtype="torch.int64"),
-        Slot("input_kwargs.split_item", "input", "int", value="3"),
+        Slot("input_kwargs.split_item", "input", "int", value="3", state=""),
         tensor("output.0", "output", (1024, 2048), (NAN, NAN, NAN, NAN), "NaN"),
     ]
 

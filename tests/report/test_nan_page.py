@@ -193,6 +193,13 @@ def test_page_is_complete_without_script():
     assert hidden == ["span", "span", "div"]  # language, theme, and the table that the script draws
 
 
+def test_only_slots_with_non_finite_values_are_marked():
+    text = render_html(kernel_fault_512(), "en")
+    rows = re.findall(r'<tr( class="hot")?><td><code class="nb">((?:input|output)[\w.]*)</code>', text)
+    assert [name for hot, name in rows if hot] == ["output.0"]
+    assert len(rows) == 5
+
+
 def test_every_claim_leads_to_its_record():
     result = kernel_fault_512()
     text = render_html(result, "en", dump_href="../../first_step_nan")

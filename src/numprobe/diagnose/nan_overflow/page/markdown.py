@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from numprobe.diagnose.nan_overflow.messages import CATALOGUE, say
 from numprobe.diagnose.nan_overflow.page import view
-from numprobe.diagnose.nan_overflow.result import Candidate, Citation, NanResult, Params, Slot
+from numprobe.diagnose.nan_overflow.result import Candidate, Citation, NanResult, Params, RankRow, Slot
 from numprobe.report import numbers
 from numprobe.report.markdown import block, code, escape, joined, table
 
@@ -203,7 +203,7 @@ def _figures(slot: Slot) -> list[str]:
 
 def state_text(lang: str, state: str) -> str:
     """``finite`` and ``unknown`` in words; non-finite values are the same in every language."""
-    return say(lang, f"state.{state}") if state in ("finite", "unknown") else state
+    return say(lang, f"state.{state}") if state in ("finite", "unknown") else state or "-"
 
 
 def _excluded(result: NanResult, lang: str) -> list[str]:
@@ -258,13 +258,19 @@ def _competing(result: NanResult, lang: str) -> list[str]:
     return lines + table([*(_text(lang, key) for key in keys), ""], rows)
 
 
+def _read(lang: str, row: RankRow) -> str:
+    if row.note:
+        return _message(lang, row.note)
+    return _text(lang, "page.records_count", {"n": row.records}) if row.records else _text(lang, "limits.nothing_read")
+
+
 def _limits(result: NanResult, first: Candidate | None, lang: str) -> list[str]:
     lines = _heading(lang, "section.limits")
     rows = [
         [
             escape(view.rank_name(row)),
             _text(lang, f"status.{row.status}"),
-            _message(lang, row.note) if row.note else _text(lang, "page.records_count", {"n": row.records}),
+            _read(lang, row),
             _text(lang, "depends.none" if first is None else "depends.yes" if row.depends else "depends.no"),
         ]
         for row in view.unread(result)

@@ -7,6 +7,7 @@ from collections import Counter
 
 from numprobe.diagnose.nan_overflow.messages import CATALOGUE, say
 from numprobe.diagnose.nan_overflow.page import view
+from numprobe.diagnose.nan_overflow.page.markdown import state_text
 from numprobe.diagnose.nan_overflow.result import Candidate, Citation, NanResult, Params
 from numprobe.report import numbers
 from numprobe.report.terminal import Cell, Style, columns, joined, pad, printable, soft, table, unbroken, wrap
@@ -175,12 +176,12 @@ def _undecided(result: NanResult, lang: str) -> list[str]:
 
 def _slots(first: Candidate, lang: str, style: Style) -> list[str]:
     shown = [slot for slot in first.slots if not slot.value]
-    dirty_first = sorted(shown, key=lambda slot: slot.state in ("finite", "unknown"))[:MOST_SLOTS]
+    dirty_first = sorted(shown, key=lambda slot: slot.state in ("", "finite", "unknown"))[:MOST_SLOTS]
     rows = []
     for slot in (slot for slot in shown if slot in dirty_first):
         figures = [_figure(value) for value in (slot.max, slot.min, slot.mean, slot.norm)]
-        known = slot.state in ("finite", "unknown")
-        state = Cell(say(lang, f"state.{slot.state}")) if known else Cell(slot.state, "bad")
+        known = slot.state in ("", "finite", "unknown")
+        state = Cell(state_text(lang, slot.state), "" if known else "bad")
         rows.append([Cell(soft(slot.slot)), *figures, state])
     head = [say(lang, "head.slot"), "Max", "Min", "Mean", "Norm", say(lang, "head.state")]
     return table(head, rows, [1, 2, 3, 4], style) if rows else []
