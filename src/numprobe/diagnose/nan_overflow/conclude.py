@@ -167,7 +167,7 @@ def _forward_of(dump: RankDump, record: Record) -> Record | None:
     else:
         head, _, tail = op.name.rpartition(f".{BACKWARD}.")
         name = f"{head}.{FORWARD}.{tail}"
-    at = dump.positions.get(name)
+    at = dump.find(name)
     return dump.record(at) if at is not None else None
 
 
@@ -175,7 +175,7 @@ def _chain(dump: RankDump, name: str) -> list[ChainLink]:
     index = dump.index
     links = []
     for link in dump.tree.chain(name):
-        at = dump.positions.get(link)
+        at = dump.find(link)
         if at is None:
             links.append(ChainLink(link))
         else:
@@ -217,8 +217,8 @@ def _peers(view: View, origin: Origin, record: Record) -> tuple[int, list[tuple[
     shapes = [(v.path, v.shape, v.dtype) for v in record.of(INPUT, PARAMETER, OUTPUT) if v.is_tensor]
     found: list[tuple[RankDigest, Record]] = []
     for digest in others[:MAX_PEERS]:
-        dump = view.dumps[digest.key]
-        at = dump.positions.get(record.name.name)
+        dump = view.dumps[digest.key].fresh()
+        at = dump.find(record.name.name)
         if at is None or (int(dump.index.input[at]) | int(dump.index.output[at])) & int(DIRTY):
             continue
         peer = dump.record(at)

@@ -28,6 +28,7 @@ from numprobe.record.trace import INPUT, OUTPUT, PARAMETER, Record, Value
 MAX_EVENTS = 32
 _NAN, _INF, _DIRTY = int(Kinds.NAN), int(INFINITE), int(DIRTY)
 _LOOK_BACK = 256
+_CLOSE = 24  # records between an allocation and its use: all-NaN tensors of one size cannot be told apart further off
 _ELEMENTWISE_SOURCE = ("optimizer", "clip_grad")
 
 
@@ -249,7 +250,10 @@ class _Walk:
         dirty = [v for v in _dirty_inputs(record) if call.given_signature and v.numel == call.given_signature.numel]
         if self.use_of_garbage(i, record.name, record, dirty, call.got):
             return
-        if call.api == "broadcast":
+        flow = self.flow_before(i, dirty)
+        if flow is not None:
+            self.turned(flow, i)
+        elif call.api == "broadcast":
             self.add(self.event(record, "parameter", call.given, lineage="structural"))
         else:
             after, name = self.last_clean(i)
@@ -259,7 +263,7 @@ class _Walk:
         """A dirty parameter gradient whose module got and gave finite gradients: the product for it is not recorded."""
         if any(f.last in ("produced", "carried") and f.event.phase == BACKWARD for f in self.infinities):
             return
-        at = self.dump.positions.get(f"{op.prefix}.{op.path}.{op.api}.{BACKWARD}.{op.call}")
+        at = self.dump.find(f"{op.prefix}.{op.path}.{op.api}.{BACKWARD}.{op.call}")
         index = self.dump.index
         if at is not None and (int(index.input[at]) | int(index.output[at])) & _DIRTY:
             return
@@ -339,9 +343,7 @@ class _Walk:
                 self.infinities.append(_Infinity(made, signatures, "carried", i))
             return
         if flow is not None:
-            flow.last, flow.at = "live", i
-            flow.event.converted_at = i
-            self.nan_seen = True
+            self.turned(flow, i)
         elif op.kind == "module" and self.has_children(op) and self.dirty_inside(i, op):
             self.nan_seen = True
         elif self.received & given & int(Kinds.POS_INF):
@@ -352,23 +354,28 @@ class _Walk:
             self.mark_twin(event, op)
             self.add(event)
 
+    def turned(self, flow: _Infinity, i: int) -> None:
+        """The infinity has become NaN at record ``i``: it matters, and explains what follows."""
+        flow.last, flow.at = "live", i
+        flow.event.converted_at = i
+        self.nan_seen = True
+
     def unexplained(self, i: int, op: OpName, given: int, parameter: int) -> None:
         """The first NaN that is handed on, and nothing recorded on this rank has made it."""
         record = self.dump.record(i)
         dirty = _dirty_inputs(record)
         out = int(record.kinds(OUTPUT))
-        if self.use_of_garbage(i, op, record, dirty, out):
+        first = self.is_first_of_model(i, op)
+        if not first and self.use_of_garbage(i, op, record, dirty, out):
             return
         if _only_parameters(op, record, dirty):
             self.add(self.event(record, "parameter", (given | parameter) & _DIRTY, lineage="structural"))
             return
         flow = self.flow_before(i, dirty)
         if flow is not None:  # an unrecorded operator has made NaN of an infinity that is recorded
-            flow.last, flow.at = "live", i
-            flow.event.converted_at = i
-            self.nan_seen = True
+            self.turned(flow, i)
             return
-        if self.is_first_of_model(i, op) or _comes_from_outside(op, record, dirty):
+        if first or _comes_from_outside(op, record, dirty):
             self.add(self.event(record, "input_data", given, lineage="structural"))
             return
         after, name = self.last_clean(i)
@@ -387,7 +394,7 @@ class _Walk:
             g
             for g in self.garbage
             for v in dirty
-            if v.numel == g.numel and not g.index < self.unseen.get(v.numel or 0, -1) < i
+            if v.numel == g.numel and i - g.index <= _CLOSE and not g.index < self.unseen.get(v.numel or 0, -1) < i
         ]
         if not sources:
             return False
@@ -419,8 +426,13 @@ class _Walk:
         return None
 
     def flow_before(self, i: int, dirty: list[Value]) -> _Infinity | None:
-        """The latest infinity that nothing has absorbed and that may have become this NaN, by number of elements."""
+        """The latest infinity that nothing has absorbed and that may have become this NaN.
+
+        By number of elements, or any gradient: those are summed up in buffers that no record shows.
+        """
         for flow in reversed(self.infinities):
+            if flow.last in ("produced", "carried", "live") and flow.event.phase == BACKWARD:
+                return flow
             if flow.last in ("produced", "carried") and i - max(flow.event.index, flow.at) < _LOOK_BACK:
                 sizes = {s[0] for s in flow.signatures}
                 if any(v.numel in sizes for v in dirty):
@@ -442,8 +454,7 @@ class _Walk:
                 return False
             if other.direction == BACKWARD:
                 return True
-            same_module = (top.path, top.api) == (root.path, root.api)
-            return (same_module and top.call != root.call) or top.kind == "api"
+            return top.kind == "api" or (top.kind == "module" and top.call != root.call)
         return True
 
     def mark_twin(self, event: Event, op: OpName) -> None:
@@ -522,7 +533,8 @@ def digest_rank(dump: RankDump) -> RankDigest:
         (i for i, n in enumerate(index.names) if n.endswith(".backward") or ".backward." in n), -1
     )
     if digest.backward_from >= 0:
-        digest.loss_gradient = _loss_gradient(dump, digest.backward_from)
+        digest.loss_gradient, digest.first_gradient = _first_gradients(dump, digest.backward_from)
+    digest.program, digest.begins, digest.ends = _stage(index.names, digest)
     if len(dirty) or index.parameter.any():
         walk = _Walk(dump, digest, calls)
         walk.run()
@@ -568,14 +580,33 @@ def _context(dump: RankDump, digest: RankDigest) -> None:
             break
 
 
-def _loss_gradient(dump: RankDump, begin: int) -> float | None:
-    """Largest |gradient| of a scalar among the first backward records: 1, or the loss scale over micro-batches."""
+def _first_gradients(dump: RankDump, begin: int) -> tuple[float | None, float | None]:
+    """Largest |gradient| among the first backward records: of scalars (the loss scale over micro-batches), of any tensor."""
+    scalar: float | None = None
     largest: float | None = None
     for record in dump.records(list(range(begin, min(begin + 8, len(dump.index))))):
         for v in record.of(INPUT, OUTPUT):
-            if v.is_tensor and v.numel == 1 and v.kinds == Kinds.CLEAN and v.max is not None:
-                largest = max(largest or 0.0, abs(float(v.max)))
-    return largest
+            if v.is_tensor and v.kinds == Kinds.CLEAN and v.max is not None and v.min is not None:
+                size = max(abs(float(v.max)), abs(float(v.min)))
+                largest = max(largest or 0.0, size)
+                if v.numel == 1:
+                    scalar = max(scalar or 0.0, size)
+    return scalar, largest
+
+
+def _stage(names: list[str], digest: RankDigest) -> tuple[str, bool, bool]:
+    """What tells one pipeline stage from another: the first and the last forward module, or API where there are none."""
+    last = digest.backward_from if digest.backward_from >= 0 else len(names)
+    modules = [parse_name(n) for n in names[:last] if n.startswith(("Module.", "Cell."))]
+    if modules:
+        begin, end = (f"{op.path}.{op.api}".lower() for op in (modules[0], modules[-1]))
+        tail = [f"{op.path}.{op.api}".lower() for op in modules[-8:]]
+        head = any(word in path for path in tail for word in ("head", "output_layer", "loss"))
+        return f"{begin} {end}", "embed" in begin, head or digest.loss_gradient is not None
+    operators = [op for n in names[:16] if (op := parse_name(n)).kind == "api" and apis.is_kernel(op)]
+    begins = any("embedding" in op.api for op in operators)
+    ends_here = digest.loss_gradient is not None
+    return f"{begins} {ends_here}", begins, ends_here
 
 
 def _sampled_parameters(dump: RankDump) -> tuple[int, int]:

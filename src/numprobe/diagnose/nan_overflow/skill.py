@@ -35,6 +35,7 @@ from numprobe.report import numbers
 STAGES = ("nan.stage.discover", "nan.stage.scan", "nan.stage.join", "nan.stage.rank", "nan.stage.trace")
 DIGEST_VERSION = 1
 LOSS_SCALE = 2.0**8  # gradients of the loss of at least this size are scaled on purpose
+SCALED_GRADIENT = 2.0**4  # where the loss is not recorded: gradients of logits are at most 1 without a scale
 LOSS_SCALE_STEPS = 3  # an overflow that repeats in more dumped steps than this is a fault
 _NAN = int(Kinds.NAN)
 
@@ -218,7 +219,7 @@ def _conclude(
     stages.end(f"{summary.instances:,}: {summary.verified:,} / {summary.consistent:,} / {summary.assumed:,}")
     stages.begin(STAGES[3])
     dumps = {r.key: dump.rank(r) for r, d in zip(step.ranks, digests, strict=True) if d.status in ("ok", "partial")}
-    verdicts = find_sources(digests, joined, order, lambda key: dumps[key].positions, options.exclude)
+    verdicts = find_sources(digests, joined, order, lambda key, name: dumps[key].find(name), options.exclude)
     stages.end(f"{verdicts.minimal:,}")
     stages.begin(STAGES[4])
     view = View(step.step, digests, dumps, joined, order, verdicts, _relative(dump, step))
@@ -415,8 +416,10 @@ def _loss_scaling(view: View) -> Params | None:
     origins = view.verdicts.sources[: view.verdicts.minimal]
     if not origins:
         return None
-    scale = max((d.loss_gradient or 0.0 for d in view.digests), default=0.0)
-    if scale < LOSS_SCALE or any(d.optimizer_records for d in view.digests):
+    scales = [d.loss_gradient for d in view.digests if d.loss_gradient is not None]
+    gradients = [d.first_gradient for d in view.digests if d.first_gradient is not None]
+    scaled = max(scales) >= LOSS_SCALE if scales else max(gradients, default=0.0) >= SCALED_GRADIENT
+    if not scaled or any(d.optimizer_records for d in view.digests):
         return None
     for origin in view.verdicts.sources:
         digest = origin.digest

@@ -1,30 +1,24 @@
 """Stage 4: of all unexplained events of all ranks, which made the first non-finite value?
 
-Events with clean inputs stand for themselves. The others (a gap, a module that turns dirty with clean children) may be
-the trace of communication that nobody recorded: they are origins only if no event of another rank can stand behind them.
+Received dirt explains what follows it; what may be the trace of unrecorded communication is taken out (``hidden``); equal
+records of ranks that compute the same are one origin; the origins that no other one can have reached are the sources.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from numprobe.diagnose.nan_overflow import apis
 from numprobe.diagnose.nan_overflow.comm import CommCall
 from numprobe.diagnose.nan_overflow.digest import Event, RankDigest
+from numprobe.diagnose.nan_overflow.hidden import EXPLAINABLE, PHASES, WEAK, PlaceOf, without_hidden
 from numprobe.diagnose.nan_overflow.join import CONTRADICTED, Instance, Joined
 from numprobe.diagnose.nan_overflow.order import NEVER, Order
 from numprobe.record.names import parse_name
 from numprobe.record.nonfinite import DIRTY, INFINITE, Kinds
 
 _NAN, _INF, _DIRTY = int(Kinds.NAN), int(INFINITE), int(DIRTY)
-_PHASES = {"forward": 0, "recompute": 1, "backward": 1, "optimizer": 2}
-
-WEAK = frozenset(("gap", "container"))  # may be the trace of communication that nobody recorded
-EXPLAINABLE = WEAK | {"input_data"}  # what came in before explains it
-
-Positions = Callable[[str], "dict[str, int]"]  # rank key -> op_index by record name
 
 
 @dataclass
@@ -76,38 +70,27 @@ class Verdicts:
 
 
 def find_sources(
-    digests: Sequence[RankDigest], joined: Joined, order: Order, positions: Positions, exclude: Sequence[str] = ()
+    digests: Sequence[RankDigest], joined: Joined, order: Order, place_of: PlaceOf, exclude: Sequence[str] = ()
 ) -> Verdicts:
     """Choose the origins. ``exclude``: names or prefixes of records that the user has ruled out."""
     skipped: Counter[str] = Counter()
     received = _received(digests, joined)
-    strong: list[tuple[RankDigest, Event]] = []
-    weak: list[tuple[RankDigest, Event]] = []
+    found: list[tuple[RankDigest, Event]] = []
     recorded = any(d.calls for d in digests)
     for digest in digests:
         first = received.get(digest.rank) if digest.rank is not None else None
         for event in digest.events:
             if any(event.name == e or event.name.startswith(e) for e in exclude):
                 skipped[event.name] += 1
-                continue
-            op = parse_name(event.name)
-            if event.kind in EXPLAINABLE and first is not None and first.call.index <= event.index:
-                continue
-            if event.kind in WEAK or (event.kind == "input_data" and not recorded) or apis.is_fused_communication(op):
-                weak.append((digest, event))
-            else:
-                strong.append((digest, event))
-    weak, outside_view = _from_unread(weak, joined)
-    weak, hidden = _without_hidden(strong, weak, positions)
-    origins = _collapse(strong + weak, joined)
-    for origin in origins:
-        origin.reach = order.reach({r: e.index for r, e in _starts(origin)})
-    origins, more_hidden = _order_by_place(origins, positions, recorded)
-    hidden.update(more_hidden)
+            elif event.kind not in EXPLAINABLE or first is None or first.call.index > event.index:
+                found.append((digest, event))
+    found, outside_view = _from_unread(found, joined)
+    found, hidden = without_hidden(found, place_of, recorded)
+    origins = _collapse(found, joined)
     if not origins:
         origins = _from_communication(digests, received, order, strong=False) or outside_view
-        for origin in origins:
-            origin.reach = order.reach({r: e.index for r, e in _starts(origin)})
+    for origin in origins:
+        origin.reach = order.reach({r: e.index for r, e in _starts(origin)})
     minimal = [o for o in origins if not any(_before(p, o) for p in origins if p is not o)]
     later = [o for o in origins if o not in minimal]
     first_dirt = _first_dirt(digests, received, hidden)
@@ -153,88 +136,24 @@ def _received(digests: Sequence[RankDigest], joined: Joined) -> dict[int, Receiv
 
 
 def _from_unread(
-    weak: list[tuple[RankDigest, Event]], joined: Joined
+    found: list[tuple[RankDigest, Event]], joined: Joined
 ) -> tuple[list[tuple[RankDigest, Event]], list[Origin]]:
     """Take out the gaps behind a receive whose sender was not read: what came in there is unknown."""
     kept: list[tuple[RankDigest, Event]] = []
     outside: list[Origin] = []
-    for digest, event in weak:
+    for digest, event in found:
         calls = joined.by_rank.get(digest.rank, []) if digest.rank is not None else []
         unread = [
             i
             for c, i in calls
             if c.index < event.index and c.api == "recv" and c.got & int(Kinds.UNKNOWN) and len(i.calls) < 2
         ]
-        if unread:
+        if unread and event.kind in EXPLAINABLE:
             suspects = sorted({r for i in unread for r in i.absent})
             outside.append(Origin(event, [digest], [event], "outside", unread[-1], suspects))
         else:
             kept.append((digest, event))
     return kept, outside
-
-
-def _without_hidden(
-    strong: list[tuple[RankDigest, Event]], weak: list[tuple[RankDigest, Event]], positions: Positions
-) -> tuple[list[tuple[RankDigest, Event]], dict[int, Event]]:
-    """Drop the weak events behind which an event with clean inputs on another rank can stand."""
-    kept: list[tuple[RankDigest, Event]] = []
-    hidden: dict[int, Event] = {}
-    for digest, event in weak:
-        others = [(d, e) for d, e in strong if d.key != digest.key]
-        home = [e for d, e in strong if d.key == digest.key and e.index < event.index]
-        if not home and any(_can_precede(d, e, event, positions) for d, e in others):
-            if digest.rank is not None:
-                hidden.setdefault(digest.rank, event)
-        else:
-            kept.append((digest, event))
-    return kept, hidden
-
-
-def _can_precede(digest: RankDigest, event: Event, later: Event, positions: Positions) -> bool:
-    """Seen from the rank of ``event``: does the record that turned dirty elsewhere come at or after it?"""
-    at = positions(digest.key).get(later.name)
-    if at is None:
-        return _PHASES[event.phase] <= _PHASES[later.phase]
-    return at >= event.index
-
-
-def _order_by_place(
-    origins: list[Origin], positions: Positions, recorded: bool
-) -> tuple[list[Origin], dict[int, Event]]:
-    """Among origins of different records, drop those that another one can stand behind by its place in the model.
-
-    This is the only order where communication was not recorded (then every origin is looked at, else only weak ones):
-    if a turned dirty at or before the place where b did, seen from a, and not the other way round seen from b, then b
-    may have it from a (refinement 1).
-    """
-    doubtful = [o for o in origins if o.weak or not recorded]
-    hidden: dict[int, Event] = {}
-    gone: set[int] = set()
-    for later in doubtful:
-        for earlier in doubtful:
-            if (
-                earlier is later
-                or id(earlier) in gone
-                or {d.key for d in earlier.digests} & {d.key for d in later.digests}
-            ):
-                continue
-            if _stands_behind(earlier, later, positions):
-                gone.add(id(later))
-                for digest, event in zip(later.digests, later.events, strict=True):
-                    if digest.rank is not None:
-                        hidden[digest.rank] = event
-                break
-    return [o for o in origins if id(o) not in gone], hidden
-
-
-def _stands_behind(earlier: Origin, later: Origin, positions: Positions) -> bool:
-    a, b = earlier.event, later.event
-    if (later.kind == "input_data") != (earlier.kind == "input_data"):
-        # what a pipeline stage gets from another looks like input data: a fault elsewhere comes first unless it is later
-        when_a, when_b = ((e.micro_batch or 0, _PHASES[e.phase]) for e in (a, b))
-        return when_a <= when_b if later.kind == "input_data" else when_a < when_b
-    forth = _can_precede(earlier.digest, a, b, positions)
-    return forth and not _can_precede(later.digest, b, a, positions)
 
 
 def _collapse(found: list[tuple[RankDigest, Event]], joined: Joined) -> list[Origin]:
@@ -298,7 +217,7 @@ def _rank_key(origin: Origin, joined: Joined) -> tuple[object, ...]:
     before = sum(1 for c, _ in joined.by_rank.get(rank, ()) if c.index < event.index) if rank is not None else 0
     return (
         event.micro_batch if event.micro_batch is not None else 0,
-        _PHASES[event.phase],
+        PHASES[event.phase],
         before,
         event.index,
         event.module,
