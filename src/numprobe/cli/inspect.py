@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import typer
@@ -20,4 +21,10 @@ def inspect(
     debug: bool = common.Debug,
 ) -> None:
     """What is in a dump: steps, ranks, operators, sizes, non-finite counts, applicable skills."""
-    raise NotImplementedError
+    from numprobe.diagnose import overview
+
+    found = overview.inspect(dump, common.ranges(step, "--step"), common.ranges(rank, "--rank"), jobs)
+    if as_json:
+        print(overview.as_json(found))
+    else:
+        print(overview.render(found, common.language(lang), common.style(sys.stdout, quiet=quiet)))

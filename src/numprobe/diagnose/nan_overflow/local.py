@@ -567,9 +567,9 @@ def _context(dump: RankDump, digest: RankDigest) -> None:
     digest.optimizer_records = sum(1 for p in dump.tree.parents.values() if p == "optimizer") or sum(
         1 for n in names[digest.backward_from :] if any(f".{word}" in n for word in apis.OPTIMIZER_STEPS)
     )
+    nan_outputs = (parse_name(names[i]) for i in np.flatnonzero(index.output & _NAN).tolist()[:_LOOK_BACK])
     digest.backward_only = all(e.phase != FORWARD for e in digest.events) and not any(
-        parse_name(names[i]).direction == FORWARD and not apis.is_communication(parse_name(names[i]))
-        for i in np.flatnonzero(index.output & _NAN).tolist()[:64]
+        op.direction == FORWARD and not apis.is_communication(op) and apis.is_kernel(op) for op in nan_outputs
     )
     for i, name in enumerate(names):
         op = parse_name(name)
