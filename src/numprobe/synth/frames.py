@@ -69,7 +69,7 @@ loss_mask: app/pretrain_moe.py:121 loss_func | masked = losses * loss_mask
 loss_sum: app/pretrain_moe.py:122 loss_func | total = masked.sum()
 loss_tokens: app/pretrain_moe.py:123 loss_func | tokens = loss_mask.sum()
 loss_mean: app/pretrain_moe.py:124 loss_func | loss = total / tokens
-loss_scale: core/pipeline_parallel/schedules.py:266 forward_step | output_tensor = output_tensor * config.grad_scale_func(1)
+loss_scale loss_report: core/pipeline_parallel/schedules.py:266 forward_step | output_tensor = output_tensor * scale(1)
 send_forward: core/pipeline_parallel/p2p.py:61 _communicate | request = dist.isend(tensor, rank, group)
   core/pipeline_parallel/schedules.py:1301 pipeline_1f1b | send_forward(output_tensor, config)
 recv_forward: core/pipeline_parallel/p2p.py:72 _communicate | request = dist.irecv(tensor, rank, group)
@@ -163,7 +163,7 @@ _UPDATE = (
 class Frames:
     """Collects the stacks of a program's records, equal ones once, and writes stack.json.
 
-    ``plumbing``: two PyTorch frames a module call, as it is; else none and not the training loop's, for files that must stay small.
+    ``plumbing``: two PyTorch frames a module call, as it is; else none, nor the training loop's, for small files.
     ``grouped``: the current layout, names and frames by group number; else the older one, frames by name.
     """
 

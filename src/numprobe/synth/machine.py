@@ -13,13 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from numprobe.synth.builder import key_of
-from numprobe.synth.collectives import Delivery, delivered, even_counts, exchanged, row_counts, starve
+from numprobe.synth.collectives import Delivery, Exchange, delivered, even_counts, exchanged, row_counts, starve
 from numprobe.synth.program import WAIT, Comm, Instr, Label, Program
 from numprobe.synth.rank import Effect, Job, Rank, group_id
 from numprobe.synth.records import deeper, scalar
+from numprobe.synth.rules import Options, Rule
 from numprobe.synth.tensor import Tensor, mix
 
 _Members = tuple[int, ...]
+_REMEMBERED = 40_000  # results kept for other replicas, which come soon or never
 
 
 @dataclass(slots=True)
@@ -54,6 +56,8 @@ class Machine:
         self._mail: dict[tuple[int, int], deque[tuple[Tensor, str]]] = {}
         self._sent: dict[tuple[int, int], int] = {}
         self._awaited: set[tuple[int, int]] = set()
+        self._computed: dict[tuple[int, ...], tuple[object, Tensor]] = {}
+        self._exchanged: dict[tuple[int, ...], tuple[object, Exchange]] = {}
         self._rows: dict[tuple[_Members, int], list[list[int]]] = {}
 
     def run(self, program_of: Callable[[int], Program], folder_of: Callable[[int], Path | None]) -> list[Rank]:
@@ -92,7 +96,7 @@ class Machine:
                     return
             else:
                 if instr.rule is not None:
-                    out = instr.rule(instr.options, *[registers[a] for a in instr.args])
+                    out = self._compute(instr.rule, instr.options, tuple(registers[a] for a in instr.args))
                     if r.pc in effects:
                         out = effects[r.pc](out)
                     registers[instr.out] = out
@@ -103,6 +107,18 @@ class Machine:
             for reg in instr.free:
                 registers[reg] = None
             r.pc += 1
+
+    def _compute(self, rule: Rule, options: Options, args: tuple[Tensor | str | None, ...]) -> Tensor:
+        """Apply a rule, once for all replicas that apply the same operator to the very same tensors."""
+        key = (options["op"], *map(id, args))
+        known = self._computed.get(key)
+        if known is not None:
+            return known[1]
+        out = rule(options, *args)
+        if len(self._computed) > _REMEMBERED:
+            self._computed.clear()
+        self._computed[key] = (args, out)  # the arguments are kept, so that their ids stay theirs
+        return out
 
     # -- communication: each of these returns False if the rank has to wait, and is called again then
 
@@ -146,11 +162,21 @@ class Machine:
     def _complete(self, comm: Comm, instance: _Instance) -> None:
         ins = [instance.inputs[m] for m in instance.members]
         if comm.api == "all_to_all_single":
-            exchange = exchanged(ins, self._row_table(comm, instance, ins), len(comm.api) + comm.options["dispatch"])
+            exchange = self._exchange(comm, instance, ins)
             deliveries, instance.rows = exchange.deliveries, exchange.rows
         else:
             deliveries = delivered(comm.api, ins, comm.options)
         instance.outputs = dict(zip(instance.members, deliveries, strict=True))
+
+    def _exchange(self, comm: Comm, instance: _Instance, ins: list[Tensor]) -> Exchange:
+        rows = self._row_table(comm, instance, ins)
+        key = (comm.options["pair"], comm.options["dispatch"], *map(id, ins))
+        known = self._exchanged.get(key)
+        if known is None:
+            if len(self._exchanged) > _REMEMBERED // len(ins):
+                self._exchanged.clear()
+            known = self._exchanged[key] = (ins, exchanged(ins, rows, 3 + comm.options["dispatch"]))
+        return known[1]
 
     def _row_table(self, comm: Comm, instance: _Instance, ins: list[Tensor]) -> list[list[int]]:
         """How many tokens go from member to member: drawn once for a layer and micro-batch, transposed on the way back."""
@@ -161,11 +187,12 @@ class Machine:
             key = mix(self.job.seed, self.job.step, 31, pair)
             k = len(members)
             if comm.options["splits"]:
+                places = [self.job.size.place(m)[:2] for m in members]  # tensor-parallel replicas route alike
                 table = [
-                    row_counts(t.shape[0], k, mix(key, m), some_for_all=fed) for t, m in zip(ins, members, strict=True)
+                    row_counts(t.shape[0], k, mix(key, *p), some_for_all=fed) for t, p in zip(ins, places, strict=True)
                 ]
                 if not fed and k > 2:
-                    starve(table, mix(key, 37, members[0]))
+                    starve(table, mix(key, 37, *places[0]))
             else:
                 table = [even_counts(t.shape[0], k) for t in ins]
             self._rows[members, pair] = table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TypeAlias
@@ -30,6 +30,7 @@ class Job:
     settings: Settings
     seed: int
     step: int
+    shared: dict[tuple[object, ...], Tensor] = field(default_factory=dict)  # parameters and batches of replicas
 
 
 @dataclass(frozen=True)
@@ -123,12 +124,19 @@ class Rank:
         """A parameter: equal on all ranks that hold the same shard."""
         pp, dp, tp = self.place
         where = tp if shard == "tp" else dp % self.job.size.ep if shard == "ep" else 0
-        t = T.finite(dtype, shape, rms, self._key(11, key_of(name), pp, where), offset)
+        t = self.job.shared.get((name, pp, where))
+        if t is None:
+            t = T.finite(dtype, shape, rms, self._key(11, key_of(name), pp, where), offset)
+            self.job.shared[name, pp, where] = t
         return self._altered("weights" if "weights" in self._leaf_effects else name, t)
 
     def batch(self, name: str, make: Callable[[int], Tensor]) -> Tensor:
         """Input data: equal within a tensor-parallel group, different between data-parallel replicas."""
-        return self._altered(name, make(self._key(13, key_of(name), self.place[1])))
+        replica = self.place[1]
+        t = self.job.shared.get((name, replica))
+        if t is None:
+            t = self.job.shared[name, replica] = make(self._key(13, key_of(name), replica))
+        return self._altered(name, t)
 
     def broadcast_buffer(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Numbers near 1 on the source of the broadcast; the others hold zeros until they receive it."""

@@ -364,7 +364,7 @@ def filtered_list(draw: Random, size: Size) -> Plan:
 
 
 _WHOLE: dict[str, object] = {"partial": (), "missing": ()}
-_QUIET: dict[str, object] = {**_WHOLE, "unwritten": (), "old_style": (), "harmless_division": ()}
+_QUIET: dict[str, object] = {**_WHOLE, "unwritten": (), "old_style": (), "harmless_division": (), "p2p": "isend"}
 
 
 def clean(draw: Random, size: Size) -> Plan:

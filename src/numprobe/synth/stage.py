@@ -63,8 +63,9 @@ class Stage:
         return not self.size.lean
 
     @property
-    def hidden_shape(self) -> tuple[int, int, int]:
-        return self.size.seq, 1, self.size.hidden
+    def hidden_shape(self) -> tuple[int, ...]:
+        """Shape of the residual stream: (seq, batch, hidden), without the batch in the lean model."""
+        return (self.size.seq, 1, self.size.hidden) if self.full else (self.size.seq, self.size.hidden)
 
     @property
     def layers_path(self) -> str:

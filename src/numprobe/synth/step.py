@@ -224,7 +224,8 @@ class _Step:
         reduced = [self.st.all_reduce("grad_reduce", x, "dp", is_async=is_async) for x in flat]
         if is_async:
             if self.losses:  # work between the call and its wait, which does not see the result
-                b.call("loss_scale", [self.losses[-1]], args=[self.losses[-1], scalar("float", 1.0)], by=1.0)
+                last = self.losses[-1]
+                b.call("loss_report", [last], operator="loss_scale", args=[last, scalar("float", 1.0)], by=1.0)
             for x in reduced:
                 b.wait(x)
         return reduced + own

@@ -104,7 +104,7 @@ def finite(dtype: str, shape: tuple[int, ...], rms: float, key: int, offset: flo
         return Tensor(dtype, shape, 1, value, value, value, value, abs(value), key)
     reach = rms * math.sqrt(2.0 * math.log(n + 1.0))
     mean = offset + rms * 0.1 * (uniform(key, 2) - 0.5) / math.sqrt(n) * min(8.0, math.sqrt(n))
-    size = math.hypot(rms, mean) * (0.98 + 0.04 * uniform(key, 3))
+    size = math.hypot(rms * (0.98 + 0.04 * uniform(key, 3)), mean)
     high = mean + reach * (0.88 + 0.24 * uniform(key, 0))
     low = mean - reach * (0.88 + 0.24 * uniform(key, 1))
     norm = max(size * math.sqrt(n), abs(high), abs(low))
