@@ -7,12 +7,15 @@ input, whatever garbage an old dump recorded for it.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeGuard
 
 import msgspec
 
-from numprobe.diagnose.nan_overflow.apis import base
-from numprobe.record.nonfinite import DIRTY, Kinds
-from numprobe.record.trace import INPUT, OUTPUT, Record, Value
+from numprobe.formats.msprobe.members import quoted
+from numprobe.record.names import OpName
+from numprobe.record.nonfinite import Kinds, kind_bits, number
+from numprobe.record.shapes import MAX_NUMEL
 
 
 class Signature(msgspec.Struct, frozen=True, array_like=True):
@@ -44,26 +47,34 @@ class CommCall(msgspec.Struct, array_like=True):
     got_signature: Signature | None
 
 
-# api -> (places of the real input, places of the real output); a place is an argument position or keyword
-_ARGUMENTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "all_reduce": (("0", "tensor"), ("0", "tensor")),
-    "all_reduce_coalesced": (("0", "tensors"), ("0", "tensors")),
-    "broadcast": (("0", "tensor"), ("0", "tensor")),
-    "reduce": (("0", "tensor"), ("0", "tensor")),
-    "all_gather": (("1", "tensor"), ("0", "tensor_list")),
-    "all_gather_into_tensor": (("1", "input_tensor"), ("0", "output_tensor")),
-    "_all_gather_base": (("1", "input_tensor"), ("0", "output_tensor")),
-    "reduce_scatter": (("1", "input_list"), ("0", "output")),
-    "reduce_scatter_tensor": (("1", "input"), ("0", "output")),
-    "_reduce_scatter_base": (("1", "input"), ("0", "output")),
-    "all_to_all": (("1", "input_tensor_list"), ("0", "output_tensor_list")),
-    "all_to_all_single": (("1", "input"), ("0", "output")),
-    "gather": (("0", "tensor"), ("1", "gather_list")),
-    "scatter": (("1", "scatter_list"), ("0", "tensor")),
-    "send": (("0", "tensor"), ()),
-    "isend": (("0", "tensor"), ()),
-    "recv": ((), ("0", "tensor")),
-    "irecv": ((), ("0", "tensor")),
+class _Places(NamedTuple):
+    """Position and keyword of the real input and of the real output; position -1: there is none."""
+
+    given: int
+    given_name: str
+    got: int
+    got_name: str
+
+
+_ARGUMENTS: dict[str, _Places] = {
+    "all_reduce": _Places(0, "tensor", 0, "tensor"),
+    "all_reduce_coalesced": _Places(0, "tensors", 0, "tensors"),
+    "broadcast": _Places(0, "tensor", 0, "tensor"),
+    "reduce": _Places(0, "tensor", 0, "tensor"),
+    "all_gather": _Places(1, "tensor", 0, "tensor_list"),
+    "all_gather_into_tensor": _Places(1, "input_tensor", 0, "output_tensor"),
+    "_all_gather_base": _Places(1, "input_tensor", 0, "output_tensor"),
+    "reduce_scatter": _Places(1, "input_list", 0, "output"),
+    "reduce_scatter_tensor": _Places(1, "input", 0, "output"),
+    "_reduce_scatter_base": _Places(1, "input", 0, "output"),
+    "all_to_all": _Places(1, "input_tensor_list", 0, "output_tensor_list"),
+    "all_to_all_single": _Places(1, "input", 0, "output"),
+    "gather": _Places(0, "tensor", 1, "gather_list"),
+    "scatter": _Places(1, "scatter_list", 0, "tensor"),
+    "send": _Places(0, "tensor", -1, ""),
+    "isend": _Places(0, "tensor", -1, ""),
+    "recv": _Places(-1, "", 0, "tensor"),
+    "irecv": _Places(-1, "", 0, "tensor"),
 }
 ROOTED = frozenset(("broadcast", "scatter", "reduce", "gather"))
 # all members end with the same values
@@ -83,149 +94,252 @@ def keeps_squares(api: str) -> bool:
     return api in _KEEPS_SQUARES
 
 
-def comm_calls(record: Record) -> list[CommCall]:
-    """The transfers of one communication record; empty for calls that move no tensors (barrier, new_group, ...)."""
-    api = base(record.name)
-    if api == "batch_isend_irecv":
-        return _batched(record)
-    places = _ARGUMENTS.get(record.name.api.rsplit(".", 1)[-1]) or _ARGUMENTS.get(api)
-    if places is None:
+class _Item(msgspec.Struct):
+    """Any object in a communication record: a tensor, a scalar, a process group, a P2POp. What is not needed is skipped."""
+
+    type: Any = None
+    dtype: Any = None
+    shape: Any = None
+    Max: Any = None
+    Min: Any = None
+    Norm: Any = None
+    value: Any = None
+    group_ranks: msgspec.Raw = msgspec.Raw(b"")
+    group_id: Any = None
+    class_type: Any = None
+    op: Any = None
+    peer: Any = None
+    tensor: Any = None
+
+
+class _Call(msgspec.Struct):
+    input_args: list[_Item | list[Any] | str | int | float | bool | None] | None = None
+    input_kwargs: dict[str, _Item | list[Any] | str | int | float | bool | None] | None = None
+    output: list[_Item | list[Any] | str | int | float | bool | None] | None = None
+
+
+_DECODER = msgspec.json.Decoder(_Call)
+
+
+def comm_calls(op: OpName, index: int, raw: bytes) -> list[CommCall]:
+    """The transfers of one communication record, from its JSON; one that cannot be decoded has none.
+
+    Empty for calls that move no tensors (barrier, new_group, ...). Records are not flattened: there are thousands.
+    """
+    api = op.api.rsplit(".", 1)[-1]
+    places = _ARGUMENTS.get(api)
+    if places is None and api != "batch_isend_irecv":
         return []
-    group = _group(record)
-    inputs = [v for v in record.of(INPUT) if v.is_tensor and _place(v) in places[0]]
-    # after the call all arguments are listed, positional ones first, then keywords in the order of the call
-    arguments = list(dict.fromkeys(_place(v) for v in record.of(INPUT)))
-    at = [str(n) for n, place in enumerate(arguments) if place in places[1]]
-    outputs = [v for v in record.of(OUTPUT) if v.is_tensor and _place(v) in at]
+    try:
+        call = _DECODER.decode(quoted(raw))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return []
+    positional, named = call.input_args or [], call.input_kwargs or {}
+    if places is None:
+        return _batched(op, index, [*positional, *named.values()])
     kind = {"isend": "send", "irecv": "recv"}.get(api, api)
-    peer = -1
-    if kind in ("send", "recv") or kind in ROOTED:
-        peer = _peer(record, group, kind)
-    return [_call(record, kind, group, peer, inputs, outputs, api in ("isend", "irecv"))]
+    group = _group(positional, named)
+    peer = _peer(positional, named, group, kind) if kind in ("send", "recv") or kind in ROOTED else -1
+    waits = api in ("isend", "irecv") or _value(named.get("async_op")) is True
+    given, given_signature = _look(_argument(positional, named, places.given, places.given_name))
+    got, got_signature = _look(_after(call.output, positional, named, places.got, places.got_name))
+    return [
+        CommCall(
+            index,
+            op.name,
+            kind,
+            group,
+            peer,
+            waits,
+            _reduce_op(positional, named),
+            given,
+            got,
+            given_signature,
+            got_signature,
+        )
+    ]
 
 
-def _call(
-    record: Record,
-    api: str,
-    group: tuple[int, ...] | str | None,
-    peer: int,
-    inputs: list[Value],
-    outputs: list[Value],
-    asynchronous: bool,
-) -> CommCall:
-    return CommCall(
-        record.op_index,
-        record.name.name,
-        api,
-        group,
-        peer,
-        asynchronous or _flag(record, "async_op"),
-        _reduce_op(record),
-        _kinds(inputs),
-        _kinds(outputs),
-        _signature(inputs),
-        _signature(outputs),
-    )
+def _argument(positional: list[Any], named: dict[str, Any], position: int, name: str) -> Any:
+    if 0 <= position < len(positional):
+        return positional[position]
+    return named.get(name)
 
 
-def _batched(record: Record) -> list[CommCall]:
+def _after(output: list[Any] | None, positional: list[Any], named: dict[str, Any], position: int, name: str) -> Any:
+    """The argument after the call: the output lists all arguments, positional ones first, keywords in call order."""
+    if position < 0 or output is None:
+        return None
+    if position >= len(positional):
+        if name not in named:
+            return None
+        position = len(positional) + list(named).index(name)
+    return output[position] if position < len(output) else None
+
+
+def _batched(op: OpName, index: int, arguments: list[Any]) -> list[CommCall]:
     """One call a P2POp.
 
     The output is recorded when the call returns, before the waits, so what it shows of a receive says nothing.
     """
     calls: list[CommCall] = []
-    group = _group(record)
-    tensors = {v.path: v for v in record.of(INPUT) if v.is_tensor}
-    for operation in record.of(INPUT):
-        what = str(operation.attributes.get("op", "")).lower()
-        peer = operation.attributes.get("peer")
-        if not operation.value_type.endswith("P2POp") or not isinstance(peer, int):
+    unknown = int(Kinds.UNKNOWN)
+    for operation in _operations(arguments):
+        what, peer = str(operation.op).lower(), operation.peer
+        if not isinstance(peer, int) or not ("send" in what or "recv" in what):
             continue
-        given = tensors.get(f"{operation.path}.tensor")
+        group = _ranks(operation)
+        kinds, whole = _look(operation.tensor)
         if "send" in what:
-            calls.append(_call(record, "send", group, peer, [given] if given else [], [], True))
-        elif "recv" in what:
-            call = _call(record, "recv", group, peer, [], [], True)
-            call.got_signature = Signature(given.numel, None, None, None) if given and given.numel is not None else None
-            calls.append(call)
+            calls.append(CommCall(index, op.name, "send", group, peer, True, "SUM", kinds, unknown, whole, None))
+        else:
+            size = Signature(whole.numel, None, None, None) if whole else None
+            calls.append(CommCall(index, op.name, "recv", group, peer, True, "SUM", unknown, unknown, None, size))
     return calls
 
 
-def _place(value: Value) -> str:
-    """Argument position or keyword: ``input_args.1.3`` -> ``1``, ``input_kwargs.tensor`` -> ``tensor``."""
-    parts = value.path.split(".")
-    return parts[1] if len(parts) > 1 else ""
+def _tensors(item: Any) -> list[_Item]:
+    if isinstance(item, _Item):
+        return [item] if item.shape is not None or item.Max is not None else []
+    if isinstance(item, list):
+        return [t for part in item for t in _tensors(part)]
+    if isinstance(item, dict):  # nested: msgspec types only the outer level
+        return _tensors(msgspec.convert(item, _Loose, strict=False).item())
+    return []
 
 
-def _kinds(values: list[Value]) -> int:
-    kinds = Kinds.CLEAN
-    for v in values:
-        kinds |= v.kinds
-    if not values:
-        kinds = Kinds.UNKNOWN
-    return int(kinds & (DIRTY | Kinds.UNKNOWN | Kinds.MAYBE_NAN))
+class _Loose(msgspec.Struct):
+    """A tensor below the outer level."""
 
+    dtype: Any = None
+    shape: Any = None
+    Max: Any = None
+    Min: Any = None
+    Norm: Any = None
+    class_type: Any = None
+    op: Any = None
+    peer: Any = None
+    group_id: Any = None
+    group_ranks: Any = None
+    tensor: Any = None
 
-def _signature(values: list[Value]) -> Signature | None:
-    total = 0
-    high: float | None = None
-    low: float | None = None
-    square: float | None = 0.0
-    seen = False
-    for v in values:
-        if v.numel is None:
-            return None
-        total += v.numel
-        if v.numel == 0:
-            continue
-        if v.max is None or v.min is None:
-            return Signature(total, None, None, None)
-        a, b = float(v.max), float(v.min)
-        high = a if high is None or a > high or a != a else high
-        low = b if low is None or b < low or b != b else low
-        square = (
-            None if square is None or v.norm is None else square + float(v.norm) ** 2 if abs(v.norm) < 1e150 else None
+    def item(self) -> _Item:
+        ranks = msgspec.Raw(msgspec.json.encode(self.group_ranks)) if self.group_ranks else msgspec.Raw(b"")
+        return _Item(
+            dtype=self.dtype,
+            shape=self.shape,
+            Max=self.Max,
+            Min=self.Min,
+            Norm=self.Norm,
+            class_type=self.class_type,
+            op=self.op,
+            peer=self.peer,
+            group_id=self.group_id,
+            group_ranks=ranks,
+            tensor=self.tensor,
         )
-        seen = True
-    return Signature(total, high, low, square if seen else None) if values else None
 
 
-def _group(record: Record) -> tuple[int, ...] | str | None:
-    for v in record.of(INPUT):
-        if v.value_type.endswith("ProcessGroup"):
-            ranks = v.attributes.get("group_ranks")
-            if isinstance(ranks, list) and ranks and all(isinstance(r, int) for r in ranks):
-                return tuple(ranks)
-            identity = v.attributes.get("group_id")
-            if isinstance(identity, str):
-                return identity
-        if "P2POp" in v.value_type and isinstance(v.attributes.get("group_ranks"), list):
-            return tuple(r for r in v.attributes["group_ranks"] if isinstance(r, int))  # type: ignore[attr-defined]
+def _operations(item: Any) -> list[_Item]:
+    if isinstance(item, dict):
+        item = msgspec.convert(item, _Loose, strict=False).item()
+    if isinstance(item, _Item):
+        return [item] if str(item.class_type).endswith("P2POp") else []
+    return [o for part in item for o in _operations(part)] if isinstance(item, list) else []
+
+
+def _look(item: Any) -> tuple[int, Signature | None]:
+    """Kinds and signature of what was put in or got out."""
+    if type(item) is _Item and type(item.Max) is float and type(item.Min) is float:  # one tensor: nearly always
+        size = _size(item.shape)
+        if size:
+            a, b, norm = item.Max, item.Min, item.Norm
+            square = norm * norm if type(norm) is float and abs(norm) < 1e150 else None
+            return kind_bits(a, b), Signature(size, a, b, square)
+    tensors = _tensors(item)
+    if not tensors:
+        return int(Kinds.UNKNOWN), None
+    bits = total = 0
+    high = low = -math.inf
+    squares: float | None = 0.0
+    known = sized = True
+    for t in tensors:
+        size = _size(t.shape)
+        if size == 0:
+            continue
+        x, y, n = number(t.Max), number(t.Min), number(t.Norm)
+        bits |= kind_bits(x, y)
+        sized = sized and size is not None
+        total += size or 0
+        if x is None or y is None:
+            known = False
+            continue
+        high = float(x) if x > high or x != x else high
+        low = float(-y) if -y > low or y != y else low
+        squares = None if squares is None or n is None or not abs(n) < 1e150 else squares + float(n) ** 2
+    if not sized:
+        return bits, None
+    if not known or high == -math.inf:
+        return bits, Signature(total, None, None, None)
+    return bits, Signature(total, high, -low, squares)
+
+
+def _size(shape: Any) -> int | None:
+    if type(shape) is not list:
+        return None
+    try:
+        size = math.prod(shape)
+    except TypeError:
+        return None
+    return size if type(size) is int and 0 <= size <= MAX_NUMEL else None
+
+
+def _group(positional: list[Any], named: dict[str, Any]) -> tuple[int, ...] | str | None:
+    item = named.get("group")
+    if _is(item, "ProcessGroup"):
+        return _ranks(item)
+    return next((_ranks(p) for p in positional if _is(p, "ProcessGroup")), None)
+
+
+def _is(item: Any, kind: str) -> TypeGuard[_Item]:
+    return type(item) is _Item and type(item.type) is str and item.type.endswith(kind)
+
+
+@lru_cache(maxsize=4096)
+def _rank_list(text: bytes) -> tuple[int, ...] | None:
+    ranks = msgspec.json.decode(text)
+    if isinstance(ranks, list) and ranks and all(isinstance(r, int) for r in ranks):
+        return tuple(ranks)
     return None
 
 
-def _peer(record: Record, group: tuple[int, ...] | str | None, kind: str) -> int:
+def _ranks(item: _Item) -> tuple[int, ...] | str | None:
+    """Global ranks of a group, else its id. The same few groups stand in thousands of records."""
+    text = bytes(item.group_ranks)
+    ranks = _rank_list(text) if text else None
+    return ranks or (item.group_id if isinstance(item.group_id, str) else None)
+
+
+def _peer(positional: list[Any], named: dict[str, Any], group: tuple[int, ...] | str | None, kind: str) -> int:
     """Global rank of the partner or root: keyword ``dst``/``src``, group-local ``group_dst``/``group_src``, or position."""
-    by_place: dict[str, int] = {}
-    for v in record.of(INPUT):
-        if isinstance(v.scalar, int) and not isinstance(v.scalar, bool):
-            by_place[_place(v)] = v.scalar
     word = "dst" if kind in ("send", "reduce", "gather") else "src"
-    if word in by_place:
-        return by_place[word]
-    local = by_place.get(f"group_{word}")
-    if local is not None:
+    whole = _value(named.get(word))
+    if isinstance(whole, int):
+        return whole
+    local = _value(named.get(f"group_{word}"))
+    if isinstance(local, int):
         return group[local] if isinstance(group, tuple) and 0 <= local < len(group) else -1
-    position = "2" if kind in ("gather", "scatter") else "1"
-    return by_place.get(position, 0 if kind in ("gather", "scatter", "broadcast", "reduce") else -1)
+    position = 2 if kind in ("gather", "scatter") else 1
+    placed = _value(positional[position]) if position < len(positional) else None
+    return placed if isinstance(placed, int) else 0 if kind in ROOTED else -1
 
 
-def _flag(record: Record, keyword: str) -> bool:
-    return any(v.path == f"input_kwargs.{keyword}" and v.scalar is True for v in record.of(INPUT))
+def _reduce_op(positional: list[Any], named: dict[str, Any]) -> str:
+    item = named.get("op")
+    if item is None:
+        item = next((p for p in positional[1:] if _is(p, "ReduceOp")), None)
+    return str(item.value).rsplit(".", 1)[-1].upper() if _is(item, "ReduceOp") else "SUM"
 
 
-def _reduce_op(record: Record) -> str:
-    for v in record.of(INPUT):
-        if v.value_type.endswith("ReduceOp") and isinstance(v.scalar, str):
-            return v.scalar.rsplit(".", 1)[-1].upper()
-    return "SUM"
+def _value(item: Any) -> object:
+    return item.value if type(item) is _Item else None

@@ -76,10 +76,8 @@ class RankDigest(msgspec.Struct):
     dirty_parameters: int = 0  # of the records sampled, those that read a non-finite parameter
     parameters: int = 0  # records sampled that read parameters
     first_computing: int = -1  # first record that is no allocation, copy or communication
-    loss_gradient: float | None = None  # |grad| of the loss that entered backward: the loss scale
-    first_gradient: float | None = None  # largest |gradient| of the first backward records
     backward_only: bool = False
     program: str = ""  # first and last forward module (or API): equal on ranks of one pipeline stage
     begins: bool = False  # has the embedding: the first stage
     ends: bool = False  # has the loss or the head: the last stage
-    edges: str = ""  # blake2b of the file's first and last megabyte
+    edges: str = ""  # blake2b of the file's first and last 64 kB

@@ -21,13 +21,14 @@ from numprobe.diagnose.nan_overflow import apis
 from numprobe.diagnose.nan_overflow.comm import CommCall, comm_calls
 from numprobe.diagnose.nan_overflow.digest import Event, LookAlike, RankDigest
 from numprobe.formats.dump import RankDump
-from numprobe.record.names import BACKWARD, DEBUG, FORWARD, PARAMETERS_GRAD, OpName, parse_name
+from numprobe.record.names import BACKWARD, DEBUG, FORWARD, PARAMETERS_GRAD, OpName, module_key, parse_name
 from numprobe.record.nonfinite import DIRTY, INFINITE, Kinds
 from numprobe.record.trace import INPUT, OUTPUT, PARAMETER, Record, Value
 
 MAX_EVENTS = 32
 _NAN, _INF, _DIRTY = int(Kinds.NAN), int(INFINITE), int(DIRTY)
 _LOOK_BACK = 256
+_EDGE = 1 << 16
 _CLOSE = 24  # records between an allocation and its use: all-NaN tensors of one size cannot be told apart further off
 _ELEMENTWISE_SOURCE = ("optimizer", "clip_grad")
 
@@ -524,16 +525,14 @@ def digest_rank(dump: RankDump) -> RankDigest:
     digest.first_dirty = int(dirty[0]) if len(dirty) else -1
     positions = [i for i, n in enumerate(index.names) if n.startswith(("Distributed.", "MintDistributed."))]
     calls: dict[int, list[CommCall]] = {}
-    for record in dump.records(positions):
-        found = comm_calls(record)
+    for i, _, raw in dump.raw(positions):
+        found = comm_calls(parse_name(index.names[i]), i, raw)
         if found:
-            calls[record.op_index] = found
+            calls[i] = found
     digest.calls = [c for i in positions for c in calls.get(i, [])]
     digest.backward_from = next(
         (i for i, n in enumerate(index.names) if n.endswith(".backward") or ".backward." in n), -1
     )
-    if digest.backward_from >= 0:
-        digest.loss_gradient, digest.first_gradient = _first_gradients(dump, digest.backward_from)
     digest.program, digest.begins, digest.ends = _stage(index.names, digest)
     if len(dirty) or index.parameter.any():
         walk = _Walk(dump, digest, calls)
@@ -547,13 +546,13 @@ def digest_rank(dump: RankDump) -> RankDigest:
 
 
 def edges_of(file: Path) -> str:
-    """blake2b of a file's first and last megabyte: tells a changed input at little cost."""
+    """blake2b of a file's first and last 64 kB: tells a changed input at little cost."""
     digest = hashlib.blake2b(digest_size=16)
     with file.open("rb") as content:
-        digest.update(content.read(1 << 20))
+        digest.update(content.read(_EDGE))
         size = content.seek(0, os.SEEK_END)
-        if size > 1 << 20:
-            content.seek(max(1 << 20, size - (1 << 20)))
+        if size > _EDGE:
+            content.seek(max(_EDGE, size - _EDGE))
             digest.update(content.read())
     return digest.hexdigest()
 
@@ -580,33 +579,18 @@ def _context(dump: RankDump, digest: RankDigest) -> None:
             break
 
 
-def _first_gradients(dump: RankDump, begin: int) -> tuple[float | None, float | None]:
-    """Largest |gradient| among the first backward records: of scalars (the loss scale over micro-batches), of any tensor."""
-    scalar: float | None = None
-    largest: float | None = None
-    for record in dump.records(list(range(begin, min(begin + 8, len(dump.index))))):
-        for v in record.of(INPUT, OUTPUT):
-            if v.is_tensor and v.kinds == Kinds.CLEAN and v.max is not None and v.min is not None:
-                size = max(abs(float(v.max)), abs(float(v.min)))
-                largest = max(largest or 0.0, size)
-                if v.numel == 1:
-                    scalar = max(scalar or 0.0, size)
-    return scalar, largest
-
-
 def _stage(names: list[str], digest: RankDigest) -> tuple[str, bool, bool]:
     """What tells one pipeline stage from another: the first and the last forward module, or API where there are none."""
     last = digest.backward_from if digest.backward_from >= 0 else len(names)
-    modules = [parse_name(n) for n in names[:last] if n.startswith(("Module.", "Cell."))]
+    loss = any(apis.is_loss(parse_name(n)) for n in names[max(0, last - 16) : last])
+    modules = [n for n in names[:last] if n.startswith(("Module.", "Cell."))]
     if modules:
-        begin, end = (f"{op.path}.{op.api}".lower() for op in (modules[0], modules[-1]))
-        tail = [f"{op.path}.{op.api}".lower() for op in modules[-8:]]
+        begin, *tail = (module_key(parse_name(n)).lower() for n in (modules[0], *modules[-8:]))
         head = any(word in path for path in tail for word in ("head", "output_layer", "loss"))
-        return f"{begin} {end}", "embed" in begin, head or digest.loss_gradient is not None
+        return f"{begin} {tail[-1]}", "embed" in begin, head or loss
     operators = [op for n in names[:16] if (op := parse_name(n)).kind == "api" and apis.is_kernel(op)]
     begins = any("embedding" in op.api for op in operators)
-    ends_here = digest.loss_gradient is not None
-    return f"{begins} {ends_here}", begins, ends_here
+    return f"{begins} {loss}", begins, loss
 
 
 def _sampled_parameters(dump: RankDump) -> tuple[int, int]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from numprobe.diagnose.nan_overflow.bound import magnitude
 from numprobe.diagnose.nan_overflow.conclude import (
     View,
     candidate,
@@ -30,12 +31,14 @@ from numprobe.formats.layout import RankFolder, StepFolder
 from numprobe.record.dtypes import short_dtype
 from numprobe.record.errors import NumprobeError
 from numprobe.record.nonfinite import Kinds
+from numprobe.record.trace import INPUT, OUTPUT
 from numprobe.report import numbers
 
 STAGES = ("nan.stage.discover", "nan.stage.scan", "nan.stage.join", "nan.stage.rank", "nan.stage.trace")
 DIGEST_VERSION = 1
 LOSS_SCALE = 2.0**8  # gradients of the loss of at least this size are scaled on purpose
 SCALED_GRADIENT = 2.0**4  # where the loss is not recorded: gradients of logits are at most 1 without a scale
+MAX_LOSS_RANKS = 16
 LOSS_SCALE_STEPS = 3  # an overflow that repeats in more dumped steps than this is a fault
 _NAN = int(Kinds.NAN)
 
@@ -416,20 +419,33 @@ def _loss_scaling(view: View) -> Params | None:
     origins = view.verdicts.sources[: view.verdicts.minimal]
     if not origins:
         return None
-    scales = [d.loss_gradient for d in view.digests if d.loss_gradient is not None]
-    gradients = [d.first_gradient for d in view.digests if d.first_gradient is not None]
-    scaled = max(scales) >= LOSS_SCALE if scales else max(gradients, default=0.0) >= SCALED_GRADIENT
-    if not scaled or any(d.optimizer_records for d in view.digests):
+    if any(o.event.phase != "backward" or not o.digest.backward_only for o in view.verdicts.sources):
+        return None
+    if any(d.optimizer_records for d in view.digests) or not _scaled(view):
         return None
     for origin in view.verdicts.sources:
         digest = origin.digest
-        if origin.event.phase != "backward" or not digest.backward_only:
-            return None
         record = view.dumps[digest.key].record(origin.event.index)
         own = {short_dtype(v.dtype) for v in record.values if v.kinds.dirty}
         if "fp16" not in own and not _half_in_backward(view.dumps[digest.key], digest):
             return None
     return Params("note.loss_scaling")
+
+
+def _scaled(view: View) -> bool:
+    """Is the loss multiplied before backward? By the gradients of scalars (the loss), else by the size of the first ones."""
+    scalars: list[float] = []
+    others: list[float] = []
+    last_stage = [d for d in view.digests if d.key in view.dumps and d.backward_from >= 0]
+    for digest in sorted(last_stage, key=lambda d: not d.ends)[:MAX_LOSS_RANKS]:
+        begin = digest.backward_from
+        dump = view.dumps[digest.key].fresh()
+        for record in dump.records(range(begin, min(begin + 8, digest.records))):
+            for v in record.of(INPUT, OUTPUT):
+                size = magnitude(v) if v.is_tensor else None
+                if size is not None:
+                    (scalars if v.numel == 1 else others).append(size)
+    return max(scalars) >= LOSS_SCALE if scalars else max(others, default=0.0) >= SCALED_GRADIENT
 
 
 def _half_in_backward(dump: RankDump, digest: RankDigest) -> bool:
