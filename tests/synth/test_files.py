@@ -7,10 +7,11 @@ import math
 from pathlib import Path
 from zlib import crc32
 
-import dumps
 import pytest
 
 from numprobe.synth import CI, SCENARIOS, UNIT, simulate, sized
+
+from . import dumps
 
 COMPLETE = {"partial": (), "missing": ()}
 

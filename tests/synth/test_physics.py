@@ -7,10 +7,11 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-import dumps
 import pytest
 
 from numprobe.synth import UNIT, simulate
+
+from . import dumps
 
 WHOLE = {"level": "mix", "risk": "ALL", "partial": (), "missing": (), "quoted": ()}
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import dumps
 import pytest
 
 from numprobe.record.errors import NumprobeError
 from numprobe.synth import HELD_OUT, SCENARIOS, UNIT, Truth, simulate
+
+from . import dumps
 
 PLAIN = {"level": "mix", "risk": "ALL", "partial": (), "missing": (), "quoted": (), "old_style": ()}
 UNWRITTEN = ("Torch.empty", "Tensor.new_empty", "Tensor.clone", "Tensor.detach", "Tensor.to.")
@@ -129,7 +130,7 @@ def test_gap_has_a_dirty_first_record_and_a_clean_one_before(tmp_path: Path) -> 
 def test_missing_source_leaves_no_folder(tmp_path: Path) -> None:
     truth = simulate("source_missing", tmp_path, seed=1)
     (rank,) = truth.source_ranks
-    assert truth.missing == (rank,)
+    assert truth.missing == truth.suspects == (rank,)
     assert not (tmp_path / "step0" / f"rank{rank}").exists()
     assert (truth.verdict, truth.exit_code, truth.cls, truth.first_op) == (
         "inconclusive",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from numprobe.synth.scenarios import HELD_OUT, SCENARIOS
 from numprobe.synth.settings import CI, NIGHTLY, ONE, UNIT, Settings, Size, sized
-from numprobe.synth.simulate import Source, Truth, simulate
+from numprobe.synth.simulate import simulate
+from numprobe.synth.truth import Source, Truth
 
 __all__ = [
     "CI",
