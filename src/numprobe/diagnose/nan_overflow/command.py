@@ -36,7 +36,7 @@ def run_to_folder(
     _check(dump)
     run = open_run("nan", out, {"dump": str(dump.resolve())}, _manifest_options(options, lang, compat))
     try:
-        analysis = analyse(dump, options, listener)
+        analysis = analyse(dump, options, listener, lang=lang)
         write_artifacts(run, analysis, lang, compat=compat)
     except KeyboardInterrupt:
         run.finish("interrupted")

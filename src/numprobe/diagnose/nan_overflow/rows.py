@@ -122,36 +122,36 @@ def rank_rows(
     return rows
 
 
-def spread_rows(verdicts: Verdicts, first_op: str, source_ranks: list[int]) -> list[Spread]:
-    """Instances of one position, in happened-before order: who became dirty when, through what."""
-    level: dict[int, int] = dict.fromkeys(source_ranks, 0)
-    pending = dict(verdicts.received)
-    for rank in source_ranks:
-        pending.pop(rank, None)
-    step = 0
+def spread_rows(
+    digests: Sequence[RankDigest], verdicts: Verdicts, first_op: str, source_ranks: list[int]
+) -> list[Spread]:
+    """Instances of one position, in happened-before order: who became dirty when, through what.
+
+    A rank's place in the order is the way that led to it: the places of the calls, giver by giver. So what a giver passed
+    on earlier comes earlier, and what a rank passed on comes after what it got.
+    """
+    backward = {d.rank: d.backward_from for d in digests}
+    way: dict[int, tuple[int, ...]] = dict.fromkeys(source_ranks, ())
+    pending = {r: got for r, got in verdicts.received.items() if r not in way}
     while pending:
-        step += 1
-        ready = [r for r, got in pending.items() if any(level.get(g, step) < step for g in got.givers)]
-        if not ready:
-            ready = list(pending)  # givers outside of the view
-        for rank in ready:
-            level[rank] = step
-            del pending[rank]
+        ready = {r: [g for g in got.givers if g in way] for r, got in pending.items()}
+        ready = {r: givers for r, givers in ready.items() if givers} or {
+            r: [] for r in pending
+        }  # from outside the view
+        for rank, givers in ready.items():
+            calls = pending.pop(rank).instance.calls
+            way[rank] = min(((*way[g], calls[g].index) for g in givers if g in calls), default=(0,))
     position: dict[tuple[int, str, str], list[int]] = defaultdict(list)
     for rank, got in verdicts.received.items():
         if rank not in source_ranks:
-            position[level[rank], got.call.name, got.instance.api].append(rank)
+            position[len(way[rank]), got.call.name, got.instance.api].append(rank)
     rows = [
         Spread(
             0, "", first_op, "", parse_name(first_op).direction or "forward", 0, "", source_ranks, [], len(source_ranks)
         )
     ]
     total = len(source_ranks)
-
-    def place(key: tuple[int, str, str]) -> tuple[int, int, str]:
-        return key[0], min(verdicts.received[r].call.index for r in position[key]), key[1]
-
-    for order, key in enumerate(sorted(position, key=place)):
+    for order, key in enumerate(sorted(position, key=lambda k: (min(way[r] for r in position[k]), k)), 1):
         ranks = sorted(position[key])
         received = [verdicts.received[r] for r in ranks]
         total += len(ranks)
@@ -159,11 +159,11 @@ def spread_rows(verdicts: Verdicts, first_op: str, source_ranks: list[int]) -> l
         worst = next(j for j in ("contradicted", "assumed", "consistent", "verified") if j in joins)
         rows.append(
             Spread(
-                order + 1,
+                order,
                 received[0].instance.id,
                 key[1],
                 key[2],
-                "forward",
+                "forward" if received[0].call.index < backward[ranks[0]] or backward[ranks[0]] < 0 else "backward",
                 len({id(r.instance) for r in received}),
                 worst,
                 ranks,

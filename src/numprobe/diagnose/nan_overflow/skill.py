@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 from numprobe.diagnose.nan_overflow.bound import magnitude
 from numprobe.diagnose.nan_overflow.conclude import (
@@ -19,6 +21,7 @@ from numprobe.diagnose.nan_overflow.conclude import (
 from numprobe.diagnose.nan_overflow.digest import RankDigest
 from numprobe.diagnose.nan_overflow.join import join
 from numprobe.diagnose.nan_overflow.local import digest_rank
+from numprobe.diagnose.nan_overflow.messages import say
 from numprobe.diagnose.nan_overflow.order import Order
 from numprobe.diagnose.nan_overflow.result import Candidate, NanResult, Params, StepRow
 from numprobe.diagnose.nan_overflow.rows import coordinates, excluded_rows, rank_rows, spread_rows, unread_limits
@@ -32,15 +35,17 @@ from numprobe.record.dtypes import short_dtype
 from numprobe.record.errors import NumprobeError
 from numprobe.record.nonfinite import Kinds
 from numprobe.record.trace import INPUT, OUTPUT
-from numprobe.report import numbers
 
 STAGES = ("nan.stage.discover", "nan.stage.scan", "nan.stage.join", "nan.stage.rank", "nan.stage.trace")
-DIGEST_VERSION = 1
+DIGEST_VERSION = 2
 LOSS_SCALE = 2.0**8  # gradients of the loss of at least this size are scaled on purpose
 SCALED_GRADIENT = 2.0**4  # where the loss is not recorded: gradients of logits are at most 1 without a scale
 MAX_LOSS_RANKS = 16
 LOSS_SCALE_STEPS = 3  # an overflow that repeats in more dumped steps than this is a fault
 _NAN = int(Kinds.NAN)
+
+
+Words: TypeAlias = Callable[..., str]
 
 
 @dataclass(frozen=True)
@@ -65,34 +70,40 @@ class Analysis:
     timings: dict[str, float]
 
 
-def analyse(path: str | Path, options: NanOptions | None = None, listener: Listener = ignore) -> Analysis:
+def analyse(
+    path: str | Path, options: NanOptions | None = None, listener: Listener = ignore, *, lang: str = "en"
+) -> Analysis:
     """Find out which rank and which operator made the first NaN or Inf.
 
-    Steps are read in order up to the first dirty one. Nothing is written but the per-rank cache.
+    Steps are read in order up to the first dirty one. Nothing is written but the per-rank cache. ``lang`` words the notes
+    of the progress events.
 
     Raises:
         NumprobeError: nothing readable at ``path`` (E-FMT-001 to 003, 014), or a choice that leaves nothing (E-USE-005).
     """
     options = options or NanOptions()
     stages = Stages(STAGES, listener)
+    words = partial(say, lang)
     stages.begin(STAGES[0])
     dump = open_dump(path, use_cache=options.use_cache)
     steps = _chosen(dump, options)
     listed = [r for s in steps for r in s.ranks]
     missing = sum(bool(r.problem) for r in listed)
-    stages.end(note=f"{len(listed):,}" + (f" ({missing:,} x)" if missing else ""), done=len(listed), total=len(listed))
+    stages.end(
+        note=words("nan.note.ranks", count=len(listed), missing=missing or None), done=len(listed), total=len(listed)
+    )
     rows: list[StepRow] = []
     scaled: list[NanResult] = []
     for position, step in enumerate(steps):
-        digests = _scan(dump, step, options, stages)
+        digests = _scan(dump, step, options, stages, words)
         last = position == len(steps) - 1
-        result, view = _conclude(dump, step, digests, options, stages, final=last)
+        result, view = _conclude(dump, step, digests, options, stages, words)
         rows.append(_step_row(step, digests, result))
         scaling = result.verdict == "no_overflow" and any(n.key == "note.loss_scaling" for n in result.notes)
         if scaling:
             scaled.append(result)
             if len(scaled) > LOSS_SCALE_STEPS:
-                result, view = _conclude(dump, step, digests, options, stages, final=True, scaling_is_fault=True)
+                result, view = _conclude(dump, step, digests, options, stages, words, scaling_is_fault=True)
         if result.verdict != "no_overflow" or last:
             if result.verdict == "no_overflow" and scaled:
                 result = scaled[0]
@@ -154,7 +165,7 @@ def scan_rank(task: _Task) -> RankDigest:
     return digest
 
 
-def _scan(dump: Dump, step: StepFolder, options: NanOptions, stages: Stages) -> list[RankDigest]:
+def _scan(dump: Dump, step: StepFolder, options: NanOptions, stages: Stages, words: Words) -> list[RankDigest]:
     tasks = [_Task(r, dump.cache_to) for r in step.ranks]
     size = sum(_size(r) for r in step.ranks)
     stages.begin(STAGES[1], len(tasks))
@@ -166,7 +177,7 @@ def _scan(dump: Dump, step: StepFolder, options: NanOptions, stages: Stages) -> 
             digests[i] = digest
             done += 1
             read += digest.size
-            stages.update(done, len(tasks), numbers.size(read))
+            stages.update(done, len(tasks), words("nan.note.read", size=read, of=size))
     except KeyboardInterrupt:
         stages.stop("interrupted", done=done, total=len(tasks))
         raise
@@ -180,7 +191,10 @@ def _scan(dump: Dump, step: StepFolder, options: NanOptions, stages: Stages) -> 
             found="; ".join(reasons),
             do="check that the folder holds dump.json files that you may read",
         )
-    stages.end(numbers.size(read), done, len(tasks))
+    cut = sum(d.status == "partial" for d in found)
+    records = sum(d.records for d in found)
+    note = words("nan.note.scanned", files=done, size=read, records=records, partial=cut or None)
+    stages.end(note, done, len(tasks))
     return found
 
 
@@ -200,11 +214,11 @@ def _conclude(
     digests: list[RankDigest],
     options: NanOptions,
     stages: Stages,
+    words: Words,
     *,
-    final: bool,
     scaling_is_fault: bool = False,
 ) -> tuple[NanResult, View | None]:
-    """Join, rank and trace one step. ``final``: this is the last step, so a clean one is reported in full."""
+    """Join, rank and trace one step."""
     result = _empty_result(dump, step, digests)
     if not any(d.has_extrema for d in digests if d.status in ("ok", "partial")):
         result.verdict = "inconclusive"
@@ -219,15 +233,23 @@ def _conclude(
     joined = join(digests, world)
     order = Order(joined)
     summary = joined.summary
-    stages.end(f"{summary.instances:,}: {summary.verified:,} / {summary.consistent:,} / {summary.assumed:,}")
+    counts = {k: v for k in ("verified", "consistent", "assumed", "contradicted") if (v := getattr(summary, k))}
+    note = (
+        words("nan.note.joined", instances=summary.instances, **counts)
+        if summary.instances
+        else words("nan.note.no_calls")
+    )
+    stages.end(note)
     stages.begin(STAGES[3])
     dumps = {r.key: dump.rank(r) for r, d in zip(step.ranks, digests, strict=True) if d.status in ("ok", "partial")}
     verdicts = find_sources(digests, joined, order, lambda key, name: dumps[key].find(name), options.exclude)
-    stages.end(f"{verdicts.minimal:,}")
+    later = len(verdicts.sources) - verdicts.minimal
+    stages.end(words("nan.note.sources", count=verdicts.minimal, later=later or None))
     stages.begin(STAGES[4])
     view = View(step.step, digests, dumps, joined, order, verdicts, _relative(dump, step))
     _fill(result, view, options, scaling_is_fault)
-    stages.end()
+    looks = sum(e.count for e in result.excluded)
+    stages.end(words("nan.note.traced", excluded=looks, alternatives=len(result.alternatives) or None))
     return result, view
 
 
@@ -297,7 +319,7 @@ def _fill(result: NanResult, view: View, options: NanOptions, scaling_is_fault: 
         digests, verdicts, coordinates(view.joined, _world(view)), own, keys, depends, result.verdict == "no_overflow"
     )
     if first is not None:
-        result.spread = spread_rows(verdicts, first.op_name, sorted(own))
+        result.spread = spread_rows(digests, verdicts, first.op_name, sorted(own))
     result.excluded = excluded_rows(digests, view.cite, verdicts.user_excluded)
 
 
