@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from numprobe.synth import gradients, rules
+from numprobe.synth import gradients, optimizer, rules
 from numprobe.synth.rules import Options, Rule
 
 
@@ -122,12 +122,12 @@ OPERATORS: dict[str, Operator] = {
     "loss_mean": Operator("Tensor.__truediv__", rules.divided, (Grad(0, (1,), gradients.of_quotient),)),
     "loss_scale": Operator("Tensor.__mul__", rules.scaled, _PASS),
     # optimizer
-    "grad_norm": Operator("Torch.norm", rules.norm_of),
+    "grad_norm": Operator("Torch.norm", optimizer.norm_of),
     "grad_norm_root": Operator("Tensor.sqrt", rules.square_root),
-    "clip": Operator("Tensor.mul_", rules.clipped),
+    "clip": Operator("Tensor.mul_", optimizer.clipped),
     "param_mul": Operator("Tensor.mul_", rules.scaled, options={"by": 0.99999}),
     "first_moment": Operator("Tensor.lerp_", rules.added),
-    "second_moment": Operator("Tensor.addcmul_", rules.second_moment),
+    "second_moment": Operator("Tensor.addcmul_", optimizer.second_moment),
     "root": Operator("Tensor.sqrt", rules.square_root),
-    "param_add": Operator("Tensor.addcdiv_", rules.stepped),
+    "param_add": Operator("Tensor.addcdiv_", optimizer.stepped),
 }

@@ -27,7 +27,8 @@ def arising(base: Tensor, kinds: int, inputs: tuple[Tensor, ...], slices: frozen
     return T.with_kinds(base, kinds, taint=taint, slices=slices)
 
 
-def _union(inputs: tuple[Tensor, ...]) -> int:
+def union(inputs: tuple[Tensor, ...]) -> int:
+    """The kinds of any of the inputs."""
     kinds = 0
     for t in inputs:
         kinds |= t.kinds
@@ -61,7 +62,7 @@ def matmul(o: Options, x: Tensor, w: Tensor) -> Tensor:
     key = mix(o["op"], x.key, w.key)
     shape = (*x.shape[:-1], w.shape[o["width_of"]])
     rms = x.rms * w.rms * math.sqrt(x.shape[-1])
-    kinds = contracted(_union((x, w)), key)
+    kinds = contracted(union((x, w)), key)
     n = math.prod(shape)
     limit = T.LIMIT[x.dtype]
     if not kinds and n and rms * math.sqrt(2.0 * math.log(n + 1.0)) * 1.1 > limit:
@@ -72,7 +73,7 @@ def matmul(o: Options, x: Tensor, w: Tensor) -> Tensor:
 def normalised(o: Options, x: Tensor, *weights: Tensor) -> Tensor:
     """Layer or RMS norm: rms becomes that of the weight; any infinity gives inf/inf or inf - inf, so NaN."""
     key = mix(o["op"], x.key, *(w.key for w in weights))
-    kinds = NAN if _union((x, *weights)) & SPREADING else 0
+    kinds = NAN if union((x, *weights)) & SPREADING else 0
     gain = weights[0].rms if weights else 1.0
     return arising(T.finite(x.dtype, x.shape, gain, key), kinds, (x, *weights))
 
@@ -80,7 +81,7 @@ def normalised(o: Options, x: Tensor, *weights: Tensor) -> Tensor:
 def added(o: Options, a: Tensor, b: Tensor) -> Tensor:
     """Sum of two tensors; infinities of opposite sign at the same place are taken to meet when both hold them."""
     key = mix(o["op"], a.key, b.key)
-    kinds = _union((a, b))
+    kinds = union((a, b))
     if a.kinds & INFINITE and b.kinds & INFINITE and (a.kinds ^ b.kinds) & INFINITE:
         kinds |= NAN
     rms = min(math.hypot(a.rms, b.rms), T.LIMIT.get(a.dtype, math.inf) / 16.0)
@@ -90,24 +91,18 @@ def added(o: Options, a: Tensor, b: Tensor) -> Tensor:
 def multiplied(o: Options, a: Tensor, b: Tensor) -> Tensor:
     """Elementwise product in the shape of ``a``."""
     key = mix(o["op"], a.key, b.key)
-    kinds = contracted(_union((a, b)), key)
+    kinds = contracted(union((a, b)), key)
     return arising(T.finite(a.dtype, a.shape, a.rms * b.rms, key), kinds, (a, b), _dirty_slices((a, b)))
 
 
-def scaled(o: Options, x: Tensor, *also: Tensor) -> Tensor:
-    """x times the number ``by``; non-finite values stay what they are. Further inputs count as factors of size one.
-
-    Options: ``op``, ``by``, optional ``dtype`` and ``shape`` of the result.
-    """
-    key = mix(o["op"], x.key, *(t.key for t in also))
-    dtype, shape = o.get("dtype", x.dtype), o.get("shape", x.shape)
-    kinds = x.kinds & SPREADING
-    if _union(also) & SPREADING:
-        kinds = NAN
+def scaled(o: Options, x: Tensor) -> Tensor:
+    """x times the number ``by``, perhaps in another ``shape``; infinite, and a fault, where that exceeds the dtype."""
+    key = mix(o["op"], x.key)
+    shape = o.get("shape", x.shape)
     rms = x.rms * o["by"]
-    if rms * math.sqrt(2.0 * math.log(x.n + 1.0)) > T.LIMIT.get(dtype, math.inf):
-        return T.with_kinds(T.finite(dtype, shape, 1.0, key), INFINITE, taint=True)
-    return arising(T.finite(dtype, shape, rms, key), kinds, (x, *also), _dirty_slices((x, *also)))
+    if rms * math.sqrt(2.0 * math.log(x.n + 1.0)) > T.LIMIT[x.dtype] and not x.dirty:
+        return T.with_kinds(T.finite(x.dtype, shape, 1.0, key), INFINITE, taint=True)
+    return arising(T.finite(x.dtype, shape, rms, key), x.kinds & SPREADING, (x,))
 
 
 def same(o: Options, x: Tensor) -> Tensor:
@@ -124,10 +119,6 @@ def flattened(o: Options, x: Tensor) -> Tensor:
     return same({"shape": (rows, x.shape[-1])}, x)
 
 
-def in_shape_of(o: Options, x: Tensor, like: Tensor) -> Tensor:
-    return same({"shape": like.shape}, x)
-
-
 def masked_fill(o: Options, x: Tensor, mask: Tensor) -> Tensor:
     """x with -inf (or, with ``finite``, the dtype's minimum) where the mask says so."""
     key = mix(o["op"], x.key, mask.key)
@@ -137,10 +128,7 @@ def masked_fill(o: Options, x: Tensor, mask: Tensor) -> Tensor:
     if o.get("finite"):
         base.min, base.mean, base.norm = -T.LIMIT[x.dtype], -math.inf, math.inf
         return arising(base, x.kinds & SPREADING, (x,))
-    kinds = NEG_INF | (x.kinds & SPREADING)
-    if o.get("row"):
-        kinds |= MASKED_ROW
-    return T.with_kinds(base, kinds, taint=x.taint)
+    return T.with_kinds(base, NEG_INF | (x.kinds & SPREADING), taint=x.taint)
 
 
 def top_values(o: Options, x: Tensor, *rest: Tensor) -> Tensor:
@@ -167,7 +155,7 @@ def softmax(o: Options, x: Tensor) -> Tensor:
     rms = mean * (1.05 + 0.1 * T.uniform(key, 2))
     a, b, c, d = T.rounded(x.dtype, high, low, mean, rms * math.sqrt(n))
     base = Tensor(x.dtype, x.shape, n, a, b, c, d, rms, key)
-    return arising(base, kinds, (x,)) if x.taint or kinds else base
+    return arising(base, kinds, (x,))
 
 
 def attention(o: Options, x: Tensor, *masks: Tensor) -> Tensor:
@@ -193,20 +181,18 @@ def gated(o: Options, x: Tensor) -> Tensor:
 
 
 def cast(o: Options, x: Tensor) -> Tensor:
-    """To another dtype: the same values, rounded; beyond its range they become infinite."""
-    dtype = o["dtype"]
-    key = mix(o["op"], x.key)
-    if x.n == 0 or (x.kinds & GARBAGE and x.max is None):
-        return Tensor(dtype, x.shape, x.n, x.max, x.min, x.mean, x.norm, x.rms, key)
-    if x.kinds & SPREADING:
-        base = T.finite(dtype, x.shape, min(x.rms, T.LIMIT[dtype] / 16.0), key)
-        out = T.with_kinds(base, x.kinds, taint=x.taint)
+    """To another dtype: the same values, rounded; what exceeds its range becomes infinite, a fault unless it is garbage."""
+    dtype, key = o["dtype"], mix(o["op"], x.key)
+    limit = T.LIMIT[dtype]
+    if x.n == 0 or x.max is None or x.min is None or x.mean is None or x.norm is None:
+        return Tensor(dtype, x.shape, x.n, None, None, None, None, x.rms, key)
+    if x.dirty:
+        out = T.with_kinds(T.finite(dtype, x.shape, min(x.rms, limit / 16.0), key), x.kinds, taint=x.taint)
+    elif max(abs(x.max), abs(x.min)) > limit:
+        kinds = (POS_INF if x.max > limit else 0) | (NEG_INF if x.min < -limit else 0)
+        out = T.with_kinds(T.finite(dtype, x.shape, 1.0, key), kinds, taint=not x.kinds & GARBAGE)
     else:
-        values = tuple(0.0 if v is None else v for v in (x.max, x.min, x.mean, x.norm))
-        if max(abs(values[0]), abs(values[1])) > T.LIMIT[dtype]:
-            kinds = (POS_INF if values[0] > T.LIMIT[dtype] else 0) | (NEG_INF if values[1] < -T.LIMIT[dtype] else 0)
-            return T.with_kinds(T.finite(dtype, x.shape, 1.0, key), kinds, taint=not x.kinds & GARBAGE)
-        kept = [T.rounded(dtype, v)[0] if math.isfinite(v) else v for v in values]
+        kept = [T.rounded(dtype, v)[0] if math.isfinite(v) else v for v in (x.max, x.min, x.mean, x.norm)]
         out = Tensor(dtype, x.shape, x.n, kept[0], kept[1], kept[2], kept[3], x.rms, key)
     out.kinds |= x.kinds & GARBAGE
     return out
@@ -254,7 +240,7 @@ def square_root(o: Options, x: Tensor) -> Tensor:
 def divided(o: Options, a: Tensor, b: Tensor) -> Tensor:
     """a / b: 0/0 is NaN, x/0 infinite. ``harmless`` marks a division whose infinities are known to be discarded."""
     key = mix(o["op"], a.key, b.key)
-    kinds = _union((a, b)) & SPREADING
+    kinds = union((a, b)) & SPREADING
     if kinds & INFINITE and b.kinds & INFINITE:
         kinds = NAN
     zero_in_b = (
@@ -287,28 +273,13 @@ def cross_entropy(o: Options, logits: Tensor, targets: Tensor, *weights: Tensor)
     return arising(T.finite(logits.dtype, logits.shape[:-1], offset * 0.05, key, offset=offset), kinds, (logits,))
 
 
-def summed(o: Options, x: Tensor, *also: Tensor) -> Tensor:
-    """Sum over everything, 0-d, from the mean; with ``mean`` the mean."""
-    key = mix(o["op"], x.key, *(t.key for t in also))
+def summed(o: Options, x: Tensor) -> Tensor:
+    """Sum over everything, 0-d."""
     kinds = x.kinds & SPREADING
     if kinds & INFINITE == INFINITE:
         kinds |= NAN
     mean = x.mean if x.mean is not None and math.isfinite(x.mean) else x.rms
-    value = mean * (1.0 if o.get("mean") else float(x.n))
-    return arising(T.constant(x.dtype, (), value, key), kinds, (x,))
-
-
-def norm_of(o: Options, *parts: Tensor) -> Tensor:
-    """L2 norm over all parts, 0-d fp32."""
-    key = mix(o["op"], *(t.key for t in parts))
-    total = 0.0
-    for t in parts:
-        total += t.rms * t.rms * t.n
-    kinds = 0
-    for t in parts:
-        kinds |= NAN if t.kinds & NAN else POS_INF if t.kinds & INFINITE else 0
-    value = math.sqrt(total) if o.get("root", True) else min(total, 1e38)
-    return arising(T.constant("fp32", (), value, key), NAN if kinds & NAN else kinds, parts)
+    return arising(T.constant(x.dtype, (), mean * x.n, mix(o["op"], x.key)), kinds, (x,))
 
 
 def mask_product(o: Options, x: Tensor, mask: Tensor) -> Tensor:
@@ -320,32 +291,6 @@ def mask_product(o: Options, x: Tensor, mask: Tensor) -> Tensor:
     mean = (x.mean if x.mean is not None and math.isfinite(x.mean) else x.rms) * share
     base = T.finite(x.dtype, x.shape, x.rms * math.sqrt(share) * 0.1, key, offset=mean)
     return arising(base, NAN if x.dirty else 0, (x,))
-
-
-def concatenated(o: Options, *parts: Tensor) -> Tensor:
-    """A flat buffer of all parts. Which of its ``pieces`` equal slices are dirty follows from where the dirty parts lie."""
-    key = mix(o["op"], *(t.key for t in parts))
-    n = sum(t.n for t in parts)
-    pieces = o["pieces"]
-    padded = -(-n // pieces) * pieces
-    dtype = parts[0].dtype
-    square = mean = 0.0
-    high, low = 0.0, 0.0
-    kinds, start = 0, 0
-    dirty: set[int] = set()
-    for t in parts:
-        square += t.rms * t.rms * t.n
-        if t.kinds & SPREADING:
-            kinds |= t.kinds & SPREADING
-            first, last = start * pieces // padded, (start + t.n - 1) * pieces // padded
-            dirty.update(range(first, last + 1))
-        elif t.n and t.max is not None and t.min is not None and t.mean is not None:
-            high, low = max(high, t.max), min(low, t.min)
-            mean += t.mean * t.n / padded
-        start += t.n
-    rms = math.sqrt(square / padded)
-    a, b, c, d = T.rounded(dtype, high, low, mean, max(rms * math.sqrt(padded), high, -low))
-    return arising(Tensor(dtype, (padded,), padded, a, b, c, d, rms, key), kinds, parts, frozenset(dirty))
 
 
 def infinite_triangle(o: Options, *inputs: Tensor) -> Tensor:
@@ -369,7 +314,7 @@ def looked_up(o: Options, ids: Tensor, w: Tensor) -> Tensor:
 def permuted(o: Options, x: Tensor, probs: Tensor) -> Tensor:
     """Tokens in the order of their experts; NaN probabilities send NaN-weighted tokens along."""
     key = mix(o["op"], x.key, probs.key)
-    kinds = _union((x, probs)) & SPREADING
+    kinds = union((x, probs)) & SPREADING
     return arising(T.finite(x.dtype, x.shape, x.rms, key), kinds, (x, probs))
 
 
@@ -378,65 +323,7 @@ def difference(o: Options, a: Tensor, b: Tensor) -> Tensor:
     key = mix(o["op"], a.key, b.key)
     rms = max(a.rms - b.rms * b.rms, 0.1)
     base = T.finite(a.dtype, a.shape, rms * 0.05, key, offset=rms)
-    return arising(base, _union((a, b)) & SPREADING, (a, b))
-
-
-def found_infinity(o: Options, *grads: Tensor) -> Tensor:
-    """1.0 if any gradient is non-finite, else 0.0."""
-    return T.constant("fp32", (), 1.0 if _union(grads) & SPREADING else 0.0, o["op"])
-
-
-def squared(o: Options, x: Tensor) -> Tensor:
-    """The square of a 0-d tensor."""
-    value = x.max
-    if value is None or not math.isfinite(value):
-        return x
-    return T.constant(x.dtype, (), min(value * value, 1e38), mix(o["op"], x.key))
-
-
-def clip_coefficient(o: Options, norm: Tensor) -> Tensor:
-    """max_norm / norm, at most 1; zero for an infinite norm."""
-    value = norm.max
-    if value is None or value != value:
-        return norm
-    return T.constant(
-        norm.dtype, (), 0.0 if math.isinf(value) else min(1.0, 1.0 / (value + 1e-6)), mix(o["op"], norm.key)
-    )
-
-
-def clipped(o: Options, grad: Tensor, coefficient: Tensor) -> Tensor:
-    """Gradient times clip coefficient; an infinite gradient times zero is NaN."""
-    key = mix(o["op"], grad.key, coefficient.key)
-    kinds = _union((grad, coefficient)) & SPREADING
-    if kinds & INFINITE and coefficient.max == 0:
-        kinds = NAN
-    rms = grad.rms * min(coefficient.rms, 1.0)
-    return arising(T.finite(grad.dtype, grad.shape, rms, key), kinds, (grad, coefficient))
-
-
-def state_of(o: Options, grad: Tensor) -> Tensor:
-    """Optimizer state in the shape of the gradient: fp32; ``positive`` for second moments."""
-    base = T.finite("fp32", grad.shape, o["rms"], mix(o["op"], grad.key))
-    if o.get("positive") and base.n and base.shape:
-        base.min = T.rounded("fp32", o["rms"] * 1e-3)[0]
-        base.mean = T.rounded("fp32", o["rms"] * 0.6)[0]
-    return base
-
-
-def second_moment(o: Options, square: Tensor, grad: Tensor) -> Tensor:
-    """square += 0.001 grad grad."""
-    key = mix(o["op"], square.key, grad.key)
-    base = T.finite(square.dtype, square.shape, square.rms, key)
-    base.min, base.mean = square.min, square.mean
-    kinds = NAN if grad.kinds & NAN else POS_INF if grad.kinds & INFINITE else 0
-    return arising(base, kinds | square.kinds & SPREADING, (square, grad))
-
-
-def stepped(o: Options, param: Tensor, moment: Tensor, root: Tensor) -> Tensor:
-    """param - lr moment / root."""
-    key = mix(o["op"], param.key, moment.key, root.key)
-    kinds = NAN if (moment.kinds | root.kinds) & SPREADING else param.kinds & SPREADING
-    return arising(T.finite(param.dtype, param.shape, param.rms, key), kinds, (param, moment, root))
+    return arising(base, union((a, b)) & SPREADING, (a, b))
 
 
 def group_sizes(o: Options, tokens: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from numprobe.synth import layers, rules
+from numprobe.synth import layers, optimizer, rules
 from numprobe.synth import tensor as T
 from numprobe.synth.builder import Tape
 from numprobe.synth.program import Program
@@ -212,10 +212,10 @@ class _Step:
         dense = [g for w, g in b.weight_grads.items() if w not in self.st.experts]
         own = [g for w, g in b.weight_grads.items() if w in self.st.experts]
         if s.lean:
-            own = [b.compute("expert_bucket", rules.concatenated, own, pieces=1)]
+            own = [b.compute("expert_bucket", optimizer.concatenated, own, pieces=1)]
         half = len(dense) // 2
         buckets = [dense] if s.lean or half < 2 else [dense[:half], dense[half:]]
-        flat = [b.compute("bucket", rules.concatenated, part, pieces=s.dp) for part in buckets]
+        flat = [b.compute("bucket", optimizer.concatenated, part, pieces=s.dp) for part in buckets]
         if s.dp == 1:
             return flat + own
         if how == "reduce_scatter":
@@ -234,14 +234,14 @@ class _Step:
         """Gradient norm over all ranks, clipping, Adam; with a loss scale the check for infinities before that."""
         b, s = self.b, self.size
         if self.settings.loss_scale > 1.0:
-            found = b.compute("found_inf", rules.found_infinity, grads)
+            found = b.compute("found_inf", optimizer.found_infinity, grads)
             self.st.all_reduce("found_inf", found, "world", op="MAX")
             if self.settings.update_skipped:
                 return
-        flat = b.compute("flat_grads", rules.concatenated, grads, pieces=1)
+        flat = b.compute("flat_grads", optimizer.concatenated, grads, pieces=1)
         local = b.call("grad_norm", [flat], args=[flat, scalar("float", 2.0)])
-        total = self.st.all_reduce("grad_norm_reduce", b.compute("norm_square", rules.squared, [local]), "world")
-        coefficient = b.compute("coefficient", rules.clip_coefficient, [b.call("grad_norm_root", [total])])
+        total = self.st.all_reduce("grad_norm_reduce", b.compute("norm_square", optimizer.squared, [local]), "world")
+        coefficient = b.compute("coefficient", optimizer.clip_coefficient, [b.call("grad_norm_root", [total])])
         for i, grad in enumerate(grads):
             b.outer = "optimizer"
             new = self._adam(i, b.call("clip", [grad, coefficient]))
@@ -251,9 +251,9 @@ class _Step:
 
     def _adam(self, i: int, grad: Var) -> Var:
         b = self.b
-        param = b.compute(f"master.{i}", rules.state_of, [grad], rms=0.03)
-        moment = b.compute(f"moment1.{i}", rules.state_of, [grad], rms=1e-4)
-        square = b.compute(f"moment2.{i}", rules.state_of, [grad], rms=1e-4, positive=True)
+        param = b.compute(f"master.{i}", optimizer.state_of, [grad], rms=0.03)
+        moment = b.compute(f"moment1.{i}", optimizer.state_of, [grad], rms=1e-4)
+        square = b.compute(f"moment2.{i}", optimizer.state_of, [grad], rms=1e-4, positive=True)
         param = b.call("param_mul", [param], args=[param, scalar("float", 0.99999)])
         moment = b.call("first_moment", [moment, grad], args=[moment, grad, scalar("float", 0.1)])
         shown: list[Item] = [square, grad, grad]

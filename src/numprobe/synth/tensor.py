@@ -147,9 +147,9 @@ def valid_tokens(length: int, key: int) -> Tensor:
     return Tensor("fp32", (length,), length, 1.0, 0.0, mean, norm, math.sqrt(share), key)
 
 
-def boolean(shape: tuple[int, ...], key: int, *, every: bool = False) -> Tensor:
-    """bool: Max is any, Min is all, Mean and Norm null."""
-    return Tensor("bool", shape, math.prod(shape), True, every, None, None, 0.0, key)
+def boolean(shape: tuple[int, ...], key: int) -> Tensor:
+    """bool, some true and some false: Max is any, Min is all, Mean and Norm null."""
+    return Tensor("bool", shape, math.prod(shape), True, False, None, None, 0.0, key)
 
 
 def with_kinds(t: Tensor, kinds: int, *, taint: bool, slices: frozenset[int] | None = None) -> Tensor:
@@ -171,12 +171,6 @@ def with_kinds(t: Tensor, kinds: int, *, taint: bool, slices: frozenset[int] | N
         mean = nan if kinds & INFINITE == INFINITE else inf if kinds & POS_INF else -inf
         norm = inf
     return Tensor(t.dtype, t.shape, t.n, high, low, mean, norm, t.rms, t.key, kinds, taint, slices)
-
-
-def minimum_mask(dtype: str, shape: tuple[int, ...], key: int) -> Tensor:
-    """A mask filled with the dtype's most negative *finite* value: Max and Min finite, Mean -inf, Norm inf."""
-    limit = LIMIT[dtype]
-    return Tensor(dtype, shape, math.prod(shape), 0.0, -limit, -math.inf, math.inf, limit, key)
 
 
 def garbage(dtype: str, shape: tuple[int, ...], key: int) -> Tensor:
