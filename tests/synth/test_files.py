@@ -69,6 +69,16 @@ def test_modules_follow_their_children(tmp_path: Path) -> None:
     assert all(place[child] < place[parent] for child, parent in pairs)
 
 
+@pytest.mark.parametrize("scenario", ["domain_error", "zero_times_inf", "tied_weights", "bad_input_data"])
+def test_every_api_call_has_a_frame_of_its_own(scenario: str, tmp_path: Path) -> None:
+    simulate(scenario, tmp_path, seed=2, level="L1", risk="ALL", grouped_stacks=True, unwritten=(0, 8))
+    for stack in tmp_path.glob("step0/rank[08]/stack.json"):
+        for names, frames in json.loads(stack.read_text()).values():
+            assert "nn/modules/module.py" not in frames[0], names
+            assert "in forward_step" not in frames[0], names
+            assert "in step," not in frames[0] or "optim/" in frames[0], names
+
+
 def test_group_is_named_as_the_collector_names_it(tmp_path: Path) -> None:
     simulate("clean", tmp_path, seed=1, level="mix")
     record = dumps.ranks(tmp_path / "step0")[5]["Distributed.all_reduce.0.forward"]

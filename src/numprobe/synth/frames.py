@@ -52,7 +52,7 @@ gate_abs: app/model/gate.py:21 forward | size = x.abs()
 gate_log: app/model/gate.py:22 forward | logs = torch.log(size)
 gate_where: app/model/gate.py:23 forward | return torch.where(size > 0, logs, zeros)
 spread_sub: app/model/spread.py:34 forward | variance = mean_square - mean * mean
-spread_op: app/model/spread.py:35 forward | scale = self.transform(variance)
+spread_sqrt spread_log spread_div: app/model/spread.py:35 forward | scale = self.transform(variance)
 spread_mul: app/model/spread.py:36 forward | return x * scale
 ratio_div: app/model/statistics.py:52 load_balance | ratio = routed / capacity
 ratio_where: app/model/statistics.py:53 load_balance | ratio = torch.where(capacity > 0, ratio, zeros)
