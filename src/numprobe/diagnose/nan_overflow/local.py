@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -115,7 +115,8 @@ class _Walk:
         """Phase and micro-batch, as far as the module tree tells."""
         chain = self.chain(op.name)
         phase = BACKWARD if op.direction == BACKWARD else FORWARD
-        if phase == FORWARD and any(parse_name(n).direction == BACKWARD for n in chain[1:]):
+        below_backward = any(parse_name(n).direction == BACKWARD for n in chain[1:])
+        if phase == FORWARD and (below_backward or (len(chain) == 1 and self.recomputes(op.name))):
             phase = "recompute"
         if chain[-1] in _ELEMENTWISE_SOURCE:
             phase = "optimizer"
@@ -123,10 +124,25 @@ class _Walk:
         for name in chain:
             if name in tree.micro_step:
                 return phase, tree.micro_step[name]
-        modules = [parse_name(n) for n in chain if parse_name(n).kind == "module"]
-        if modules and phase in (FORWARD, BACKWARD):
-            return phase, modules[-1].call
-        return phase, None
+        modules = [at for n in chain if (at := parse_name(n)).kind == "module"]
+        if not modules or phase not in (FORWARD, BACKWARD):
+            return phase, None
+        root = modules[-1]
+        calls = self.module_calls
+        usual = Counter(calls.values()).most_common(1)[0][0]
+        a_micro_batch = max(1, round(calls[module_key(root)] / usual))  # a module that is used twice counts twice
+        return phase, root.call // a_micro_batch
+
+    def recomputes(self, name: str) -> bool:
+        """Does activation checkpointing make this forward call again during backward, by its stack?"""
+        frames = self.dump.stacks.get(name, ())
+        return any("checkpoint" in f and ("recompute" in f or "in backward" in f) for f in frames)
+
+    @cached_property
+    def module_calls(self) -> Counter[str]:
+        """Forward calls by module."""
+        ops = (parse_name(n) for n in self.names if n.startswith(("Module.", "Cell.")) and f".{FORWARD}." in n)
+        return Counter(module_key(op) for op in ops) or Counter({"": 1})
 
     @cached_property
     def parents(self) -> set[str]:
@@ -420,7 +436,8 @@ class _Walk:
             for flow in reversed(self.infinities):
                 for v in dirty:
                     s = _signature(v)
-                    if s in flow.signatures or (not exact and any(s[0] == o[0] for o in flow.signatures)):
+                    same_size = not exact and flow.last != "absorbed" and any(s[0] == o[0] for o in flow.signatures)
+                    if s in flow.signatures or same_size:
                         if not exact:
                             flow.event.lineage = "structural"
                         return flow
@@ -462,13 +479,14 @@ class _Walk:
         """In a recompute: was the same module's first call clean?"""
         if event.phase != "recompute":
             return
-        index = self.dump.index
-        path = event.module
-        for j in self.dirty_outputs.tolist():
-            if j >= event.index:
-                break
-            other = parse_name(index.names[j])
-            if other.direction == FORWARD and other.kind == "module" and f"{other.path}.{other.api}" == path:
+        for j in self.dirty_outputs[self.dirty_outputs < event.index].tolist():
+            other = parse_name(self.names[j])
+            if other.direction != FORWARD or not int(self.dump.index.output[j]) & _NAN:
+                continue
+            if event.module and other.kind == "module" and module_key(other) == event.module:
+                event.twin_clean = False
+                return
+            if not event.module and other.kind == "api" and (other.prefix, other.api) == (op.prefix, op.api):
                 event.twin_clean = False
                 return
         event.twin_clean = True

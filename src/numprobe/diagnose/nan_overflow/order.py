@@ -10,52 +10,70 @@ from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass, field
 
-from numprobe.diagnose.nan_overflow.join import CONTRADICTED, Joined
+from numprobe.diagnose.nan_overflow.join import CONTRADICTED, Instance, Joined
 
 NEVER = 1 << 60
 
 
 @dataclass
 class Order:
-    """Reachability over joined communication; joins that values contradict are no edges."""
+    """Reachability over joined communication; joins that values contradict are no edges.
+
+    What is unread counts as possible: a rank that was reached may pass it on in calls that were not recorded.
+    """
 
     joined: Joined
     positions: dict[int, list[int]] = field(default_factory=dict)
+    unread: dict[int, list[Instance]] = field(default_factory=dict)  # by rank: instances in which its call is missing
 
     def __post_init__(self) -> None:
         self.positions = {r: [c.index for c, _ in calls] for r, calls in self.joined.by_rank.items()}
+        for instance in self.joined.instances:
+            for rank in instance.absent:
+                self.unread.setdefault(rank, []).append(instance)
 
     def reach(self, starts: dict[int, int]) -> dict[int, int]:
         """Earliest reached record per rank, from records ``starts`` (rank -> op_index); ranks not reached are absent."""
         frontier = dict(starts)
         scanned: dict[int, int] = {}
         passed: set[int] = set()  # an instance that one member has reached is reached
+        unread: set[int] = set()
         queue = deque(starts)
+
+        def cross(instance: Instance, giver: int) -> None:
+            if id(instance) in passed or instance.join == CONTRADICTED or not instance.gives(giver):
+                return
+            passed.add(id(instance))
+            for other, theirs in instance.calls.items():
+                if other != giver and instance.receives(other) and theirs.index < frontier.get(other, NEVER):
+                    frontier[other] = theirs.index
+                    queue.append(other)
+            for other in instance.absent:
+                if other != giver and instance.receives(other) and other not in unread:
+                    queue.append(other)
+
         while queue:
             rank = queue.popleft()
+            if rank not in unread and rank in self.unread:
+                unread.add(rank)
+                for instance in self.unread[rank]:
+                    cross(instance, rank)
             calls = self.joined.by_rank.get(rank)
-            if calls is None:
+            if calls is None or rank not in frontier:
                 continue
             low = bisect_left(self.positions[rank], frontier[rank])
             high = scanned.get(rank, len(calls))
-            if low >= high:
-                continue
-            scanned[rank] = low
-            for _, instance in calls[low:high]:
-                if id(instance) in passed or instance.join == CONTRADICTED or not instance.gives(rank):
-                    continue
-                passed.add(id(instance))
-                for other, theirs in instance.calls.items():
-                    if other != rank and instance.receives(other) and theirs.index < frontier.get(other, NEVER):
-                        frontier[other] = theirs.index
-                        queue.append(other)
+            if low < high:
+                scanned[rank] = low
+                for _, instance in calls[low:high]:
+                    cross(instance, rank)
         return frontier
 
     def reach_of_absent(self, rank: int) -> dict[int, int]:
         """What the unread calls of a missing or partial rank could have touched."""
         starts: dict[int, int] = {}
-        for instance in self.joined.instances:
-            if rank in instance.members and rank not in instance.calls and instance.gives(rank):
+        for instance in self.unread.get(rank, ()):
+            if instance.gives(rank):
                 for other, call in instance.calls.items():
                     if instance.receives(other):
                         starts[other] = min(starts.get(other, NEVER), call.index)

@@ -101,6 +101,10 @@ def find_sources(
     minimal.sort(key=lambda o: _rank_key(o, joined))
     later.sort(key=lambda o: _rank_key(o, joined))
     outside = _from_communication(digests, received, order, strong=True, origins=minimal) if minimal else []
+    if any(o.kind != "outside" for o in minimal):  # what may have come from outside is no finding beside one
+        outside = [o for o in minimal if o.kind == "outside"] + outside
+        minimal = [o for o in minimal if o.kind != "outside"]
+    later = [o for o in later if o.kind != "outside"]
     undecided = bool(minimal) and all(o.weak for o in minimal) and _same_everywhere(minimal, digests)
     return Verdicts(minimal + later, len(minimal), outside, received, hidden, undecided, skipped)
 
