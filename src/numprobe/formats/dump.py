@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +23,7 @@ from numprobe.record.names import parse_name
 from numprobe.record.trace import Record, RunInfo
 
 INDEX_VERSION = 1
+_SMALL = 1 << 23  # files that are read whole where many records are wanted
 
 
 class _StoredIndex(msgspec.Struct):
@@ -124,15 +126,18 @@ class RankDump:
     def stacks(self) -> dict[str, list[str]]:
         return read_stacks(self.place.stack)
 
-    @cached_property
-    def positions(self) -> dict[str, int]:
-        """op_index by name (the first one, where a name repeats)."""
-        positions: dict[str, int] = {}
-        for i, name in enumerate(self.index.names):
-            positions.setdefault(name, i)
-        return positions
+    def find(self, name: str) -> int | None:
+        """op_index of a record (the first one, where a name repeats)."""
+        try:
+            return self.index.names.index(name)
+        except ValueError:
+            return None
 
-    def records(self, positions: list[int]) -> list[Record]:
+    def fresh(self) -> RankDump:
+        """The same rank with nothing loaded, for a look that should leave nothing in memory."""
+        return RankDump(self.place, self.cache_to)
+
+    def records(self, positions: Sequence[int]) -> list[Record]:
         """Decode single records by their byte offsets.
 
         A record that cannot be decoded has no values. The file has to be as it was when it was indexed.
@@ -140,18 +145,30 @@ class RankDump:
         Raises:
             NumprobeError: E-FMT-010 the file cannot be read any more.
         """
-        index = self.index
         found: list[Record] = []
+        for i, offset, raw in self.raw(positions):
+            try:
+                found.append(record_from(self.index.names[i], i, raw, offset))
+            except UndecodableMember:
+                found.append(Record(parse_name(self.index.names[i]), i, (), offset, len(raw)))
+        return found
+
+    def raw(self, positions: Sequence[int]) -> Iterator[tuple[int, int, bytes]]:
+        """(op_index, byte offset, JSON) of single records.
+
+        Raises:
+            NumprobeError: E-FMT-010 the file cannot be read any more.
+        """
+        starts, ends = self.index.start[positions].tolist(), self.index.end[positions].tolist()
         try:
             with self.place.dump.open("rb") as file:
-                for i in positions:
-                    start, end = int(index.start[i]), int(index.end[i])
-                    file.seek(start)
-                    raw = file.read(end - start)
-                    try:
-                        found.append(record_from(index.names[i], i, raw, start))
-                    except UndecodableMember:
-                        found.append(Record(parse_name(index.names[i]), i, (), start, end - start))
+                whole = file.read() if self.index.size <= _SMALL and len(positions) > 8 else None
+                for i, start, end in zip(positions, starts, ends, strict=True):
+                    if whole is None:
+                        file.seek(start)
+                        yield i, start, file.read(end - start)
+                    else:
+                        yield i, start, whole[start:end]
         except OSError as error:
             raise NumprobeError(
                 "E-FMT-010",
@@ -159,7 +176,6 @@ class RankDump:
                 where=str(self.place.dump),
                 do="check that the file exists and that you may read it",
             ) from None
-        return found
 
     def record(self, position: int) -> Record:
         return self.records([position])[0]

@@ -15,7 +15,8 @@ BACKWARD = "backward"
 PARAMETERS_GRAD = "parameters_grad"
 DEBUG = "debug"
 
-_LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.(\d+)(?=\.|$)")
+_LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.([0-9]{1,9})(?=\.|$)")
+_CALL = re.compile(r"[0-9]{1,18}")
 
 
 @dataclass(frozen=True)
@@ -51,15 +52,15 @@ def parse_name(name: str) -> OpName:
     """Parse a record's name. Never fails: a name of no known form has kind ``other``."""
     parts = name.split(".")
     n = len(parts)
-    if n >= 4 and parts[0] in ("Module", "Cell") and parts[-1].isdecimal():
+    if n >= 4 and parts[0] in ("Module", "Cell") and _CALL.fullmatch(parts[-1]):
         word = parts[-2]
         if word in (FORWARD, BACKWARD):
             return OpName(name, "module", parts[0], parts[-3], ".".join(parts[1:-3]), word, int(parts[-1]))
         if word == PARAMETERS_GRAD:
             return OpName(name, PARAMETERS_GRAD, parts[0], parts[-3], ".".join(parts[1:-3]), BACKWARD, int(parts[-1]))
-    if n >= 3 and parts[-1] in (FORWARD, BACKWARD) and parts[-2].isdecimal():
+    if n >= 3 and parts[-1] in (FORWARD, BACKWARD) and _CALL.fullmatch(parts[-2]):
         return OpName(name, "api", parts[0], ".".join(parts[1:-2]) or parts[0], "", parts[-1], int(parts[-2]))
-    if n >= 3 and parts[-1] == DEBUG and parts[-2].isdecimal():
+    if n >= 3 and parts[-1] == DEBUG and _CALL.fullmatch(parts[-2]):
         return OpName(name, DEBUG, "", ".".join(parts[:-2]), "", "", int(parts[-2]))
     return OpName(name, "other", "", name, "", "", -1)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 from numprobe.record.errors import NumprobeError
 
 MAX_COUNT = 1_000_000
+_NUMBER = re.compile(r"[0-9]{1,18}")
 
 
 def parse_ranges(text: str, option: str) -> frozenset[int]:
@@ -17,7 +20,7 @@ def parse_ranges(text: str, option: str) -> frozenset[int]:
     for part in text.split(","):
         piece = part.strip()
         first, dash, last = piece.partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
+        if not _NUMBER.fullmatch(first) or (dash and not _NUMBER.fullmatch(last)):
             raise NumprobeError(
                 "E-USE-004", f"{option} {text}: {piece!r} is no number or range", do="write 5 or 5-8; several: 0,3,8-15"
             )
@@ -31,4 +34,6 @@ def parse_ranges(text: str, option: str) -> frozenset[int]:
         if high - low >= MAX_COUNT:
             raise NumprobeError("E-USE-004", f"{option} {piece}: more than a million", do="write a shorter range")
         chosen.update(range(low, high + 1))
+        if len(chosen) > MAX_COUNT:
+            raise NumprobeError("E-USE-004", f"{option}: more than a million", do="write shorter ranges")
     return frozenset(chosen)

@@ -59,10 +59,9 @@ class Value:
 
     @property
     def kinds(self) -> Kinds:
-        """Clean, which non-finite kinds, or unknown. A tensor without elements is clean, a non-tensor leaf too."""
-        if not self.is_tensor or (self.shape is not None and 0 in self.shape):
-            return Kinds.CLEAN
-        return kinds_of(self.max, self.min)
+        """Clean, which non-finite kinds, or unknown. A non-tensor leaf is clean, a tensor without elements and figures too."""
+        empty = self.shape is not None and 0 in self.shape and self.max is None and self.min is None
+        return Kinds.CLEAN if empty or not self.is_tensor else kinds_of(self.max, self.min)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
+from numprobe.formats.msprobe.reference import TOO_DEEP, bounded_int, whole_characters
 from numprobe.record.names import DEBUG, PARAMETERS_GRAD, OpName, parse_name
 from numprobe.record.nonfinite import number
 from numprobe.record.shapes import clean_shape
 from numprobe.record.trace import DEBUG_VALUE, INPUT, OTHER, OUTPUT, PARAMETER, PARAMETER_GRAD, Record, Value
 
-MAX_DEPTH = 64
+KEPT_DEPTH = 16  # of lists and objects inside one leaf; what lies deeper is cut off
 _STATISTICS = (("Max", "max"), ("Min", "min"), ("Mean", "mean"), ("Norm", "norm"))
 _TENSOR_KEYS = frozenset(
     ("type", "dtype", "shape", "Max", "Min", "Mean", "Norm", "requires_grad"),
@@ -37,13 +40,64 @@ def decode_member(raw: bytes | memoryview) -> Any:
         UndecodableMember: no JSON, or nested too deeply.
     """
     try:
-        return msgspec.json.decode(raw)
+        return msgspec.json.decode(quoted(bytes(raw)))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        pass  # the standard library takes the bare tokens, at a fifth of the speed
+        pass  # the standard library takes bare tokens wherever they stand, at a fifth of the speed
+    return _decode_slowly(bytes(raw), None)
+
+
+def decode_repeated(raw: bytes) -> Any:
+    """As :func:`decode_member`, but nothing is lost where a key repeats: ``Max`` and ``Min`` keep a non-finite value, other
+    keys hold the list of their values.
+
+    Raises:
+        UndecodableMember: no JSON, or nested too deeply.
+    """
+    return _decode_slowly(raw, _keep_repeated)
+
+
+def _decode_slowly(raw: bytes, hook: Callable[[list[tuple[str, Any]]], Any] | None) -> Any:
+    text = whole_characters(raw.decode("utf-8", "replace"))
     try:
-        return json.loads(bytes(raw).decode("utf-8", "replace"))
-    except (ValueError, RecursionError) as error:
+        try:
+            return json.loads(text, strict=False, object_pairs_hook=hook)
+        except json.JSONDecodeError:
+            raise
+        except ValueError:  # an integer of more digits than int() takes
+            return json.loads(text, strict=False, object_pairs_hook=hook, parse_int=bounded_int)
+    except RecursionError:
+        raise UndecodableMember(TOO_DEEP) from None
+    except ValueError as error:
         raise UndecodableMember(str(error)) from None
+
+
+def _keep_repeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    last = dict(pairs)
+    if len(last) == len(pairs):
+        return last
+    values: dict[str, list[Any]] = {}
+    for key, value in pairs:
+        values.setdefault(key, []).append(value)
+    return {
+        key: (max(found, key=_not_finite) if key in ("Max", "Min") else found) if len(found) > 1 else found[0]
+        for key, found in values.items()
+    }
+
+
+def _not_finite(value: object) -> int:
+    figure = number(value)
+    if not isinstance(figure, float) or math.isfinite(figure):
+        return figure is not None
+    return 2
+
+
+def quoted(raw: bytes) -> bytes:
+    """Bare tokens in their usual place as strings, which mean the same; inside a string this breaks the JSON."""
+    if b"NaN" in raw:
+        raw = raw.replace(b": NaN", b': "NaN"')
+    if b"Infinity" in raw:
+        raw = raw.replace(b": Infinity", b': "Infinity"').replace(b": -Infinity", b': "-Infinity"')
+    return raw
 
 
 def section_role(op: OpName, section: str) -> str:
@@ -58,15 +112,14 @@ def section_role(op: OpName, section: str) -> str:
 def flatten(op: OpName, body: object) -> tuple[Value, ...]:
     """Every leaf of a decoded member, in file order.
 
-    Raises:
-        UndecodableMember: nested more than 64 levels deep.
+    A tensor inside another leaf's attributes is a leaf of its own.
     """
     leaves: list[Value] = []
     if op.kind == DEBUG or not isinstance(body, dict):
-        _walk(body, "", DEBUG_VALUE if op.kind == DEBUG else OTHER, leaves, 0)
+        _walk(body, "", DEBUG_VALUE if op.kind == DEBUG else OTHER, leaves)
     else:
         for section, content in body.items():
-            _walk(content, section, section_role(op, section), leaves, 0)
+            _walk(content, section, section_role(op, section), leaves)
     return tuple(leaves)
 
 
@@ -80,25 +133,35 @@ def record_from(name: str, op_index: int, raw: bytes, offset: int) -> Record:
     return Record(op, op_index, flatten(op, decode_member(raw)), offset, len(raw))
 
 
-def _walk(item: object, path: str, role: str, leaves: list[Value], depth: int) -> None:
-    if depth > MAX_DEPTH:
-        raise UndecodableMember(f"nested more than {MAX_DEPTH} levels deep")
-    if isinstance(item, list):
-        for i, part in enumerate(item):
-            _walk(part, f"{path}.{i}" if path else str(i), role, leaves, depth + 1)
-    elif isinstance(item, dict):
-        if "Max" in item or "Min" in item or ("dtype" in item and "shape" in item):
-            leaves.append(_tensor(item, path, role))
-        elif isinstance(item.get("type"), str) or (not item and depth):
-            leaves.append(_scalar(item, path, role))
-        elif isinstance(item.get("class_type"), str):  # P2POp: an object with a tensor in it
-            leaves.append(_scalar({"type": item["class_type"], **item, "tensor": None}, path, role))
-            _walk(item.get("tensor"), f"{path}.tensor", role, leaves, depth + 1)
-        else:
-            for key, part in item.items():
-                _walk(part, f"{path}.{key}" if path else key, role, leaves, depth + 1)
-    else:
-        leaves.append(Value(role, path, "null" if item is None else type(item).__name__, scalar=item))
+def _walk(item: object, path: str, role: str, leaves: list[Value]) -> None:
+    stack: list[tuple[object, str, bool]] = [(item, path, True)]  # not recursive: nesting may be as deep as JSON goes
+    while stack:
+        item, path, every = stack.pop()  # every: all leaves, else tensors only
+        children: list[tuple[object, str, bool]] = []
+        if isinstance(item, list):
+            children = [(part, f"{path}.{i}" if path else str(i), every) for i, part in enumerate(item)]
+        elif isinstance(item, dict):
+            if "Max" in item or "Min" in item or ("dtype" in item and "shape" in item):
+                leaves.append(_tensor(item, path, role))
+                every = False
+            elif isinstance(item.get("type"), str) or (not item and "." in path):
+                if every:
+                    leaves.append(_scalar(item, path, role))
+                every = False
+            elif isinstance(item.get("class_type"), str):  # P2POp: an object with a tensor in it
+                if every:
+                    leaves.append(_scalar({"type": item["class_type"], **item, "tensor": None}, path, role))
+                    children = [(item.get("tensor"), f"{path}.tensor", True)]
+                    item = {k: v for k, v in item.items() if k != "tensor"}
+                every = False
+            children += [
+                (part, f"{path}.{key}" if path else key, every)
+                for key, part in item.items()
+                if every or isinstance(part, (list, dict))
+            ]
+        elif every:
+            leaves.append(Value(role, path, "null" if item is None else type(item).__name__, scalar=item))
+        stack.extend(reversed(children))
 
 
 def _tensor(item: dict[str, Any], path: str, role: str) -> Value:
@@ -112,11 +175,22 @@ def _tensor(item: dict[str, Any], path: str, role: str) -> Value:
         **figures,
         present=frozenset(figures),
         requires_grad=item.get("requires_grad") if isinstance(item.get("requires_grad"), bool) else None,
-        attributes={k: v for k, v in item.items() if k not in _TENSOR_KEYS},
+        attributes={k: _bounded(v) for k, v in item.items() if k not in _TENSOR_KEYS},
     )
 
 
 def _scalar(item: dict[str, Any], path: str, role: str) -> Value:
-    value = item.get("value", item.get("format"))
-    rest = {k: v for k, v in item.items() if k not in ("type", "value", "format")}
-    return Value(role, path, str(item.get("type", "")), scalar=value, attributes=rest)
+    kind = str(item.get("type", ""))
+    value = _bounded(item.get("value", item.get("format")))
+    if isinstance(value, str) and kind.startswith(("float", "int")):
+        value = number(value)  # "-inf" and the like
+    rest = {k: _bounded(v) for k, v in item.items() if k not in ("type", "value", "format")}
+    return Value(role, path, kind, scalar=value, attributes=rest)
+
+
+def _bounded(value: Any, depth: int = 0) -> Any:
+    if isinstance(value, list):
+        return [_bounded(v, depth + 1) for v in value] if depth < KEPT_DEPTH else None
+    if isinstance(value, dict):
+        return {k: _bounded(v, depth + 1) for k, v in value.items()} if depth < KEPT_DEPTH else None
+    return value

@@ -7,13 +7,22 @@ The text is handled as latin-1 so that character offsets are byte offsets; JSON'
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Generator
 from dataclasses import dataclass
 
 _SPACE = re.compile(r"[ \t\r\n]*")
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.S)
+_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.S)
 _DECODER = json.JSONDecoder(strict=False)
+_PATIENT_DECODER = json.JSONDecoder(strict=False, parse_int=lambda text: bounded_int(text))
+_ESCAPE = re.compile(
+    r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\.", re.S
+)
+_WORDS = ("true", "false", "null", "NaN", "Infinity", "-Infinity")
+_NUMBER_CUT = re.compile(r"-|-?[0-9]+(?:\.|\.?[0-9]*[eE][-+]?)?")
+_ESCAPE_CUT = re.compile(r"\\?u?[0-9a-fA-F]{0,4}")
+TOO_DEEP = "nested too deeply"
 
 
 @dataclass(frozen=True)
@@ -22,7 +31,7 @@ class Damage:
 
     offset: int
     record: str
-    reason: str  # truncated | malformed
+    reason: str  # truncated | malformed | nested too deeply | live
 
 
 @dataclass(frozen=True)
@@ -56,11 +65,33 @@ def read_string(text: str, pos: int) -> tuple[str, int]:
     found = _STRING.match(text, pos)
     if found is None:
         raise Stop(Damage(pos, "", _reason(text, pos)))
+    return decode_name(found.group().encode("latin-1"), pos), found.end()
+
+
+def decode_name(quoted: bytes, pos: int = 0) -> str:
+    """A JSON string with its quotes, as text that can be written again (no half characters).
+
+    Raises:
+        Stop: it holds an escape that JSON does not know.
+    """
     try:
-        value = json.loads(found.group().encode("latin-1").decode("utf-8", "replace"), strict=False)
+        return str(json.loads(whole_characters(quoted.decode("utf-8", "replace")), strict=False))
     except ValueError:
         raise Stop(Damage(pos, "", "malformed")) from None
-    return str(value), found.end()
+
+
+def whole_characters(text: str) -> str:
+    """JSON text in which halves of surrogate pairs that stand alone are replaced: no such string can be written to a file."""
+    if "\\ud" not in text and "\\uD" not in text:
+        return text
+    return _ESCAPE.sub(lambda m: "\\ufffd" if m.group(1) else m.group(), text)
+
+
+def bounded_int(text: str) -> int | float:
+    """An integer of any length; those of more than 400 digits are infinite, as 1e400 is."""
+    if len(text) <= 400:
+        return int(text)
+    return -math.inf if text.startswith("-") else math.inf
 
 
 def skip_value(text: str, pos: int, record: str) -> int:
@@ -70,14 +101,32 @@ def skip_value(text: str, pos: int, record: str) -> int:
         Stop: it is cut short or no JSON.
     """
     try:
-        return _DECODER.raw_decode(text, pos)[1]
+        try:
+            return _DECODER.raw_decode(text, pos)[1]
+        except json.JSONDecodeError:
+            raise
+        except ValueError:  # an integer of more digits than int() takes
+            return _PATIENT_DECODER.raw_decode(text, pos)[1]
     except RecursionError:
-        raise Stop(Damage(pos, record, "nested too deeply")) from None
+        raise Stop(Damage(pos, record, TOO_DEEP)) from None
     except (ValueError, IndexError) as error:
         at = getattr(error, "pos", pos)
         # an unterminated string is reported at its opening quote, long before the end of a truncated file
-        cut = "Unterminated" in str(error) or at >= len(text.rstrip()) - 1
+        cut = "Unterminated" in str(error) or _cut_short(text, at)
         raise Stop(Damage(at, record, "truncated" if cut else "malformed")) from None
+
+
+def _cut_short(text: str, at: int) -> bool:
+    """Could what stands at ``at``, the last thing in the text, be the beginning of something that JSON knows?"""
+    if len(text) - at > 1000 and text[at : at + 1000].strip():
+        return False
+    rest = text[max(at - 1, 0) :].strip()
+    if len(rest) <= 1:
+        return True
+    return any(
+        any(word.startswith(part) for word in _WORDS) or _NUMBER_CUT.fullmatch(part) or _ESCAPE_CUT.fullmatch(part)
+        for part in (rest, rest[1:].lstrip())
+    )
 
 
 def iterate_members(text: str, pos: int, base: int = 0) -> Generator[Member, None, int]:
@@ -105,7 +154,7 @@ def iterate_members(text: str, pos: int, base: int = 0) -> Generator[Member, Non
             end = skip_value(text, start, name)
             after = skip_space(text, end)
             if after < len(text) and text[after] not in ",}":
-                raise Stop(Damage(after, name, "malformed"))
+                raise Stop(Damage(after, name, "truncated" if _cut_short(text, start) else "malformed"))
             if after >= len(text) and text[end - 1] not in '}]"':
                 raise Stop(Damage(after, name, "truncated"))  # a number or literal cut short reads as a whole one
         except Stop as stop:
@@ -116,5 +165,5 @@ def iterate_members(text: str, pos: int, base: int = 0) -> Generator[Member, Non
 
 
 def _reason(text: str, pos: int) -> str:
-    rest = text[pos:].strip()
-    return "truncated" if not rest or (rest[0] == '"' and rest.count('"') == 1) else "malformed"
+    rest = text[pos : pos + 1000].strip()
+    return "truncated" if not rest or rest[0] == '"' else "malformed"  # at a quote: a string without an end

@@ -15,8 +15,10 @@ Whatever a step cannot prove (an unusual layout, a repeated key, damage) goes to
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Iterable
+import stat
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -26,8 +28,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from numprobe.formats.msprobe.index import STORED, RankIndex
-from numprobe.formats.msprobe.members import UndecodableMember, decode_member, flatten
-from numprobe.formats.msprobe.reference import Damage, Member, Stop, iterate_members, skip_space
+from numprobe.formats.msprobe.lines import line_layout
+from numprobe.formats.msprobe.members import UndecodableMember, decode_member, decode_repeated, flatten
+from numprobe.formats.msprobe.reference import TOO_DEEP, Damage, Member, Stop, decode_name, iterate_members, skip_space
 from numprobe.record.errors import NumprobeError
 from numprobe.record.names import BACKWARD, FORWARD, PARAMETERS_GRAD, parse_name
 from numprobe.record.nonfinite import Kinds
@@ -41,6 +44,7 @@ _MEMBER = re.compile(
 _DATA = re.compile(rb'"data"\s*:\s*\{')
 _EXTREMUM = re.compile(rb'"(?:Max|Min)"\s*:\s*[^n\s]')
 _GAP = re.compile(rb'\s*,?\s*("(?:[^"\\]|\\.)*")\s*:\s*', re.S)
+_IN_STRING = re.compile(rb'"([^"\\]*)"\s*:\s*"[-+0-9.a-f]*\Z')
 _BOM = b"\xef\xbb\xbf"
 
 # White space and punctuation at the joints of members and sections
@@ -48,6 +52,7 @@ _JOINTS = re.compile(rb'(?P<lead>\s*")[^"\\]*(?P<close>"\s*:\s*)(?P<open>\{\s*")
 _LINK = re.compile(rb'\s*,\s*"')
 _FOOT = re.compile(rb'(?P<foot>\s*\})(?P<between>\s*,\s*")?')
 
+_RAW = msgspec.json.Decoder(msgspec.Raw)
 _RAW_SECTIONS = msgspec.json.Decoder(dict[str, dict[str, msgspec.Raw]])
 _RAW_MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _POS, _NEG, _NAN = int(Kinds.POS_INF), int(Kinds.NEG_INF), int(Kinds.NAN)
@@ -97,6 +102,13 @@ def scan_file_reference(path: Path) -> RankIndex:
 
 def _scan(path: Path, block: int, *, fast: bool) -> RankIndex:
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for ever
+            raise NumprobeError(
+                "E-FMT-010",
+                f"{path.name} cannot be read: it is no file",
+                where=str(path),
+                do="point numprobe at a dump.json as the collector wrote it, or leave the rank out with --rank",
+            )
         with path.open("rb") as file:
             return _scan_open(file, path, block, fast=fast)
     except OSError as error:
@@ -108,52 +120,76 @@ def _scan(path: Path, block: int, *, fast: bool) -> RankIndex:
         ) from None
 
 
+class _Reader:
+    """Reads at most what the file held when it was opened: one that grows meanwhile ends there, cut short."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+        self.size = os.fstat(file.fileno()).st_size
+        self.left = self.size
+
+    def read(self, count: int) -> bytes:
+        content = self.file.read(min(count, self.left))
+        self.left = self.left - len(content) if content else 0
+        return content
+
+    def rest(self) -> bytes:
+        return self.read(self.left)
+
+
 def _scan_open(file: BinaryIO, path: Path, block: int, *, fast: bool) -> RankIndex:
-    size = path.stat().st_size
-    buffer = file.read(max(block, 1 << 16))
-    info, base = _header(buffer, file, path)
+    source = _Reader(file)
+    buffer = source.read(block)
+    while (
+        _DATA.search(buffer) is None and len(buffer) < HEADER_LIMIT and (more := source.read(max(block, len(buffer))))
+    ):
+        buffer += more
+    info, base = _header(buffer, path)
     if info is None:
-        buffer += file.read()
-        return _whole_file(buffer, path, size)
+        return _whole_file(buffer + source.rest(), path, source.size)
     rows = _Rows()
     rest, at = buffer[base:], base  # bytes not yet indexed, and their offset in the file
     damage: Damage | None = None
     has_extrema = False
+    grow = block  # doubled where a block holds no whole member, so that time stays linear in the member's length
     done = False
     while not done:
-        has_extrema = has_extrema or _EXTREMUM.search(rest) is not None
-        more = file.read(block)
-        cut = len(rest)
-        if more and fast:
-            cut = _last_boundary(rest)
-            if cut == 0:  # a member longer than the block
-                rest += more
-                continue
-        elif more:  # the full-decode path takes the file whole
-            rest += more + file.read()
+        more = source.read(grow) if fast else source.rest()
+        if more and not fast:
+            rest += more
+            continue
+        cut = _last_boundary(rest) if more else len(rest)
+        if more and cut == 0:  # a member longer than the block
+            rest += more
+            grow = len(rest)
             continue
         piece = rest[:cut]
-        if fast and _fast_block(piece, at, rows, last=not more):
-            at += cut
-            rest = rest[cut:] + more
-            done = not more
-            continue
         taken = _Rows()
-        tail, damage = _slow_block(piece, at, taken)
-        if more and damage is not None and damage.reason == "truncated":
-            if damage.record:  # the cut was not between two members after all
-                rest += more
-                continue
-            rows.extend(taken)
-            damage = None
+        if fast and _fast_block(piece, at, taken, last=not more):
+            tail = None
+        else:
+            tail, damage = _slow_block(piece, at, taken)
+            if more and damage is not None and not (damage.reason == "truncated" and not damage.record):
+                if damage.reason == "truncated" or len(piece) - (damage.offset - at) < 64:
+                    rest += more  # the cut was not between two members after all
+                    grow = len(rest)
+                    damage = None
+                    continue
+            elif more:
+                tail, damage = (None, None) if damage is not None else (tail, None)
+        if not has_extrema and taken.end and len(taken.end[-1]):
+            first, last = int(taken.start[0][0]) - at, int(taken.end[-1][-1]) - at
+            has_extrema = _EXTREMUM.search(piece, first, last) is not None
+        rows.extend(taken)
+        if tail is None and more:
             at += cut
             rest = rest[cut:] + more
+            grow = block
             continue
-        rows.extend(taken)
         done = True
-        if damage is None:
-            damage = _tail_damage((rest + more)[tail + 1 :] + file.read(), at + tail + 1)
-    return _index(info, rows, size, has_extrema, damage)
+        if tail is not None and damage is None:
+            damage = _tail_damage((rest + more)[tail + 1 :] + source.rest(), at + tail + 1)
+    return _index(info, rows, source.size, has_extrema, damage)
 
 
 def _index(info: RunInfo, rows: _Rows, size: int, has_extrema: bool, damage: Damage | None) -> RankIndex:
@@ -184,24 +220,27 @@ def _index(info: RunInfo, rows: _Rows, size: int, has_extrema: bool, damage: Dam
 # --- header and tail ---------------------------------------------------------------------------------------------
 
 
-def _header(buffer: bytes, file: BinaryIO, path: Path) -> tuple[RunInfo | None, int]:
+def _header(buffer: bytes, path: Path) -> tuple[RunInfo | None, int]:
     """Run information and the offset behind the brace of ``data``; (None, 0) if ``data`` is not where it usually is."""
-    text = buffer[3:] if buffer.startswith(_BOM) else buffer
-    first = text.lstrip()[:1]
+    skip = len(_BOM) if buffer.startswith(_BOM) else 0
+    first = buffer[skip:].lstrip()[:1]
     if first != b"{":
         raise NumprobeError(
             "E-FMT-011",
-            f"{path.name} is not JSON: it begins with {first!r}" if first else f"{path.name} is empty",
+            f"{path.name} is no JSON object: it begins with {first.decode('latin-1')!a}"
+            if first
+            else f"{path.name} is empty",
             where=str(path),
             do="point numprobe at a dump.json as the collector wrote it, or leave the rank out with --rank",
         )
     found = _DATA.search(buffer)
     if found is None or found.end() > HEADER_LIMIT:
         return None, 0
-    head = buffer[3 if text is not buffer else 0 : found.end()]
     try:
-        fields = json.loads(head.decode("utf-8", "replace") + "}}")
-    except ValueError:
+        fields = json.loads(buffer[skip : found.end()].decode("utf-8", "replace") + "}}")
+    except (ValueError, RecursionError):
+        return None, 0
+    if fields.get("data") != {}:  # inside another key's object
         return None, 0
     return _run_info(fields), found.end()
 
@@ -221,10 +260,18 @@ def _tail_damage(tail: bytes, at: int) -> Damage | None:
         return None
     if not rest:
         return Damage(at + len(tail), "", "truncated")
-    try:
-        json.loads(b'{"data": 0' + rest)  # further keys behind data
-    except ValueError:
-        return Damage(at, "", "malformed")
+    text = tail.decode("latin-1")
+    again = False
+    try:  # further keys behind data
+        members = iterate_members(text, 0, at)
+        while True:
+            again = next(members).name == "data" or again
+    except StopIteration as end:
+        closed = int(end.value)
+        if again or text[closed + 1 :].strip():
+            return Damage(at, "", "malformed")
+    except Stop as stop:
+        return Damage(stop.damage.offset, "", stop.damage.reason)
     return None
 
 
@@ -243,14 +290,15 @@ def _whole_file(buffer: bytes, path: Path, size: int) -> RankIndex:
                 found = True
                 if buffer[member.start : member.start + 1] != b"{":
                     raise _no_data(path, 'member "data" is no object', sorted(fields), size)
-                _slow_block(buffer[member.start + 1 : member.end], member.start + 1, rows)
+                begin = member.start + 1
+                damage = _slow_block(buffer[begin : member.end], begin, rows)[1]
             else:
                 try:
-                    fields[member.name] = json.loads(buffer[member.start : member.end])
-                except ValueError:
+                    fields[member.name] = decode_member(buffer[member.start : member.end])
+                except UndecodableMember:
                     fields[member.name] = None
     except Stop as stop:
-        damage = stop.damage
+        damage = damage or stop.damage
         if not found:
             at = re.search(r'"data"\s*:\s*\{', text)
             if at is None:
@@ -260,7 +308,10 @@ def _whole_file(buffer: bytes, path: Path, size: int) -> RankIndex:
             damage = inner or damage
     if not found:
         raise _no_data(path, 'no member "data"', sorted(fields), size)
-    return _index(_run_info(fields), rows, size, _EXTREMUM.search(buffer) is not None, damage)
+    has_extrema = False
+    if rows.end and len(rows.end[-1]):
+        has_extrema = _EXTREMUM.search(buffer, int(rows.start[0][0]), int(rows.end[-1][-1])) is not None
+    return _index(_run_info(fields), rows, size, has_extrema, damage)
 
 
 def _no_data(path: Path, what: str, keys: list[str], size: int) -> NumprobeError:
@@ -292,8 +343,9 @@ def _slow_block(piece: bytes, at: int, rows: _Rows) -> tuple[int, Damage | None]
                 break
             try:
                 flags.append(member_flags(member.name, piece[member.start - at : member.end - at]))
-            except UndecodableMember:
-                raise Stop(Damage(member.start, member.name, "malformed")) from None
+            except UndecodableMember as error:
+                reason = TOO_DEEP if str(error) == TOO_DEEP else "malformed"
+                raise Stop(Damage(member.start, member.name, reason)) from None
             members.append(member)
     except Stop as stop:
         damage = stop.damage
@@ -314,7 +366,7 @@ def member_flags(name: str, raw: bytes) -> tuple[int, int, int]:
     """
     op = parse_name(name)
     flags = [0, 0, 0]
-    for value in flatten(op, decode_member(raw)):
+    for value in flatten(op, decode_repeated(raw)):
         flags[_column(value)] |= int(value.kinds & STORED) if value.role != OTHER else 0
     return flags[0], flags[1], flags[2]
 
@@ -343,13 +395,48 @@ def _fast_block(piece: bytes, at: int, rows: _Rows, *, last: bool) -> bool:
     """Index the members of ``piece``; False where the full-decode path must take over."""
     try:
         body = _strip_end(piece) if last else piece[:-1]  # else: the comma before the next member
-        hits = _find_hits(body)
-        layout = _split(body, hits)
+        hits, layout = _by_lines(body) or _by_bytes(body)
         flags = _flags(body, hits, layout)
     except (_Unusual, UndecodableMember):
         return False
     rows.add(layout.names, layout.start + at, layout.end + at, flags)
     return True
+
+
+def _by_lines(body: bytes) -> tuple[_Hits, _Layout] | None:
+    """The quick way, for a block that has one value a line and is JSON."""
+    found = line_layout(body)
+    if found is None:
+        return None
+    hits = _classify(body, np.frombuffer(body, np.uint8), found.candidates)
+    try:
+        _RAW.decode(_strict(body, hits))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    keys = _LineKeys(body, found.section_key)
+    return hits, _Layout(
+        found.names, found.start, found.end, keys, found.section_start, found.section_end, found.section_row
+    )
+
+
+def _by_bytes(body: bytes) -> tuple[_Hits, _Layout]:
+    hits = _find_hits(body)
+    return hits, _split(body, hits)
+
+
+@dataclass(frozen=True)
+class _LineKeys:
+    """Keys of sections, read where they stand when they are asked for."""
+
+    body: bytes
+    at: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+    def __getitem__(self, section: int) -> str:
+        begin = int(self.at[section])
+        return self.body[begin : self.body.find(b'"', begin)].decode("latin-1")
 
 
 def _strip_end(piece: bytes) -> bytes:
@@ -368,7 +455,8 @@ class _Hits:
     position: NDArray[np.int64]  # of the token's first byte, sign included
     kind: NDArray[np.uint8]  # Kinds bits, 0: unusual
     column: NDArray[np.uint8]  # 1: decides, 0: means nothing, 2: unusual
-    bare: bool
+    bare_nan: NDArray[np.int64]  # where bare tokens stand, sign excluded, wherever they are
+    bare_infinity: NDArray[np.int64]
 
 
 _AFTER = np.zeros(256, bool)
@@ -397,7 +485,7 @@ def _find_hits(body: bytes) -> _Hits:
             found.append(at + low)
     if not found:
         none = np.zeros(0, np.int64)
-        return _Hits(none, none.astype(np.uint8), none.astype(np.uint8), False)
+        return _Hits(none, none.astype(np.uint8), none.astype(np.uint8), none, none)
     return _classify(body, raw, np.concatenate(found))
 
 
@@ -411,20 +499,34 @@ def _classify(body: bytes, raw: NDArray[np.uint8], at: NDArray[np.int64]) -> _Hi
         q = q + np.isin(padded[q], (0x2B, 0x2D))
         far = _DIGIT[padded[q]] & _DIGIT[padded[q + 1]] & _DIGIT[padded[q + 2]]
         keep = ~is_number
-        keep[np.flatnonzero(is_number)[far]] = True
+        for k in np.flatnonzero(is_number)[far].tolist():  # hexadecimal digests look like that too
+            text = _IN_STRING.search(body, max(0, int(at[k]) - 64), int(at[k]) + 1)
+            keep[k] = text is None or text.group(1) in (b"Max", b"Min")
         p, first, is_number = p[keep], first[keep], is_number[keep]
-    nan = (first == 0x4E) & (padded[p + 1] == 0x61) & (padded[p + 2] == 0x4E)
-    infinity = (first == 0x49) & (padded[p + 3] == 0x69) & (padded[p + 7] == 0x79)
-    infinity &= (padded[p + 4] == 0x6E) & (padded[p + 5] == 0x69) & (padded[p + 6] == 0x74)
-    negative = infinity & (padded[p - 1] == 0x2D)
-    token = p - negative
-    length = np.where(nan, 3, 8) + negative
+    # bare tokens have one spelling, quoted ones any, with a sign and perhaps a tab at the end
+    nan = first | 0x20 == 0x6E
+    exact_nan = (first == 0x4E) & (padded[p + 1] == 0x61) & (padded[p + 2] == 0x4E)
+    long = ~nan
+    exact_infinity = first == 0x49
+    for offset, letter in enumerate(b"nfinity", 1):
+        exact_infinity &= padded[p + offset] == letter
+        long &= padded[p + offset] | 0x20 == letter
+    sign = padded[p - 1]
+    signed = (sign == 0x2D) | (sign == 0x2B)
+    negative = ~nan & (sign == 0x2D)
+    quoted = padded[p - signed - 1] == 0x22
+    token = np.where(quoted, p - signed - 1, p - negative)
+    end = p + np.where(long, 8, 3)
+    tab = (padded[end] == 0x5C) & (padded[end + 1] == 0x74) & (padded[end + 2] == 0x22)
+    exact = exact_nan | exact_infinity
+    closed = np.where(quoted, (padded[end] == 0x22) | tab, exact & _AFTER[padded[end]])
     spaced = padded[token - 1] == 0x20
     colon = token - 1 - spaced
     key_end = colon - 1  # the closing quote of the key
-    plain = (nan | infinity) & (padded[colon] == 0x3A) & (padded[key_end] == 0x22) & _AFTER[padded[token + length]]
+    plain = closed & ~is_number & (padded[colon] == 0x3A) & (padded[key_end] == 0x22)
     k1, k2, k3 = padded[key_end - 1], padded[key_end - 2], padded[key_end - 3]
     quote3 = padded[key_end - 4] == 0x22
+    quote3 &= padded[key_end - 5] != 0x5C  # else the key only ends in Max
     extremum = quote3 & (k3 == 0x4D) & (((k2 == 0x61) & (k1 == 0x78)) | ((k2 == 0x69) & (k1 == 0x6E)))
     quote4 = padded[key_end - 5] == 0x22
     k4 = padded[key_end - 4]
@@ -440,7 +542,7 @@ def _classify(body: bytes, raw: NDArray[np.uint8], at: NDArray[np.int64]) -> _Hi
     )
     column = np.where(plain & extremum, 1, np.where(plain & (mean | norm | value), 0, 2)).astype(np.uint8)
     kind = np.where(nan, _NAN, np.where(negative, _NEG, _POS)).astype(np.uint8)
-    return _Hits(token - 12, kind, column, bool((nan | infinity).any()))
+    return _Hits(token - 12, kind, column, p[exact_nan] - 12, p[exact_infinity] - 12)
 
 
 @dataclass(frozen=True)
@@ -450,10 +552,22 @@ class _Layout:
     names: list[str]
     start: NDArray[np.int64]
     end: NDArray[np.int64]
-    section_keys: list[str]
+    section_keys: Sequence[str] | _LineKeys
     section_start: NDArray[np.int64]
     section_end: NDArray[np.int64]
     section_row: NDArray[np.int64]
+
+
+def _strict(body: bytes, hits: _Hits) -> bytearray:
+    """``{body}`` with its bare tokens overwritten by numbers of the same length."""
+    strict = bytearray(len(body) + 2)
+    strict[0], strict[-1] = 0x7B, 0x7D
+    strict[1:-1] = body
+    raw = np.frombuffer(strict, np.uint8)
+    for at, number in ((hits.bare_nan, b"0.0"), (hits.bare_infinity, b"1.000000")):
+        for offset, digit in enumerate(number, 1):
+            raw[at + offset] = digit
+    return strict
 
 
 def _split(body: bytes, hits: _Hits) -> _Layout:
@@ -462,10 +576,7 @@ def _split(body: bytes, hits: _Hits) -> _Layout:
     Raises:
         _Unusual: it cannot be proved.
     """
-    strict = body
-    if hits.bare:
-        strict = body.replace(b"NaN", b"0.0").replace(b"Infinity", b"1.000000")
-    strict = b"{" + strict + b"}"
+    strict = _strict(body, hits)
     try:
         members = _RAW_SECTIONS.decode(strict)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -473,7 +584,7 @@ def _split(body: bytes, hits: _Hits) -> _Layout:
     layout = _tile(body, members) if members else None
     if layout is None:
         layout = _by_gaps(body, strict)
-    if hits.bare:
+    if len(hits.position):
         # a token inside a key was overwritten too: such names have to come from the file
         row = np.searchsorted(layout.start, hits.position, "right") - 1
         outside = (row < 0) | (hits.position >= layout.end[np.maximum(row, 0)])
@@ -521,7 +632,7 @@ def _tile(body: bytes, members: dict[str, dict[str, msgspec.Raw]]) -> _Layout | 
     foot = len(ending.group("foot"))
     member_length = member_length + foot
     if len(names) > 1:
-        between = len(ending.group("between"))
+        between = len(ending.group("between") or "")
     start = np.empty(len(names), np.int64)
     start[0] = lead + name_lengths[0] + close
     start[1:] = start[0] + np.cumsum(member_length[:-1] + between + name_lengths[1:] + close)
@@ -551,7 +662,7 @@ def _same_bytes(raw: NDArray[np.uint8], at: NDArray[np.int64], width: int) -> bo
     return bool((seen == seen[0]).all())
 
 
-def _by_gaps(body: bytes, strict: bytes) -> _Layout:
+def _by_gaps(body: bytes, strict: bytearray) -> _Layout:
     """The layout by reading every key where it stands, without sections.
 
     Raises:
@@ -570,8 +681,8 @@ def _by_gaps(body: bytes, strict: bytes) -> _Layout:
         if gap is None:
             raise _Unusual
         try:
-            names.append(str(json.loads(gap.group(1).decode("utf-8", "replace"), strict=False)))
-        except ValueError:
+            names.append(decode_name(gap.group(1)))
+        except Stop:
             raise _Unusual from None
         pos = gap.end() + memoryview(member).nbytes
         start[i], end[i] = gap.end(), pos
@@ -583,13 +694,17 @@ def _by_gaps(body: bytes, strict: bytes) -> _Layout:
 
 def _flags(body: bytes, hits: _Hits, layout: _Layout) -> NDArray[np.uint8]:
     flags = np.zeros((len(layout.names), 3), np.uint8)
-    if not len(hits.position) or not len(layout.names):
+    if not len(layout.names):
         return flags
     row = np.searchsorted(layout.start, hits.position, "right") - 1
     inside = (row >= 0) & (hits.position < layout.end[np.maximum(row, 0)]) & (hits.column > 0)
     row, position, kind, unusual = row[inside], hits.position[inside], hits.kind[inside], hits.column[inside] == 2
     decode = np.zeros(len(layout.names), bool)
     decode[row[unusual]] = True
+    for offset in _disguised(body):
+        at = int(np.searchsorted(layout.start, offset, "right")) - 1
+        decode[max(at, 0)] = True
+    row, position, kind = row[~unusual], position[~unusual], kind[~unusual]
     if layout.section_keys:
         section = np.searchsorted(layout.section_start, position, "right") - 1
         first = np.flatnonzero(np.r_[True, section[1:] != section[:-1]]) if len(section) else section
@@ -608,6 +723,17 @@ def _flags(body: bytes, hits: _Hits, layout: _Layout) -> NDArray[np.uint8]:
     return flags
 
 
+def _disguised(body: bytes) -> list[int]:
+    """Where a non-finite number may stand that no letter gives away: ``"\\u006ean"``, or hundreds of digits."""
+    places = [found.start() for found in re.finditer(rb"\\u00", body)] if b"\\u00" in body else []
+    sample = np.frombuffer(body, np.uint8)[:: _RUN // 8] - 0x30 < 10
+    run = sample[:-3] & sample[1:-2] & sample[2:-1] & sample[3:]
+    if run.any():  # seven samples in a row: any 200 digits have them
+        run = run[:-3] & run[3:]
+    return places + (np.flatnonzero(run) * (_RUN // 8)).tolist()
+
+
+_RUN = 200  # digits: 200 of them before an exponent of two digits may be infinite, fewer are not
 _COLUMNS = {"input_args": 0, "input_kwargs": 0, "input": 0, "output": 1, "parameters": 2}
 
 
