@@ -125,6 +125,9 @@ EXAMPLES = {
         }
     ),
     "a record that repeats": dump(Pairs([("Torch.log.0.forward", RECORD), ("Torch.log.0.forward", RECORD)])),
+    "a figure outside tensors": dump(
+        {"Module.a.Linear.parameters_grad.0": {"weight": [], "Max": Token("NaN")}, "Torch.log.0.forward": RECORD}
+    ),
     "a tensor inside a tensor": dump({"Torch.log.0.forward": {"output": [tensor(inside=tensor(Token("-Infinity")))]}}),
     "a shape without elements": dump(
         {"Torch.log.0.forward": {"output": [tensor(Token("NaN"), Token("NaN"), shape=[0])]}}

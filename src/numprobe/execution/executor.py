@@ -11,7 +11,11 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from typing import Protocol, TypeVar
+
+from numprobe.execution.memory import keep_freed_memory
+from numprobe.record.errors import NumprobeError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -44,7 +48,13 @@ def process_pool(jobs: int) -> Executor:
         try:
             futures = {pool.submit(task, item): i for i, item in enumerate(items)}
             for future in as_completed(futures):
-                yield futures[future], future.result()
+                yield futures.pop(future), future.result()  # popped: results are not kept until the last one
+        except BrokenProcessPool:
+            raise NumprobeError(
+                "E-EXE-001",
+                "a worker process died, perhaps for want of memory",
+                do="run again with fewer --jobs; --jobs 1 works in one process",
+            ) from None
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
@@ -56,11 +66,13 @@ def choose(jobs: int | None, items: int, size: int) -> Executor:
 
     ``size`` is the work in bytes: below 32 MB the start of a pool (about 0.3 s) is not earned back.
     """
+    keep_freed_memory()
     wanted = jobs if jobs is not None else min(os.cpu_count() or 1, 8)
     if wanted <= 1 or items <= 1 or size < 32_000_000:
         return inline
     return process_pool(wanted)
 
 
-def _leave_interrupts_to_parent() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _begin_worker() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    keep_freed_memory()

@@ -46,15 +46,18 @@ def load(path: Path | None, kind: type[T]) -> T | None:
         return None
     try:
         return msgspec.msgpack.decode(path.read_bytes(), type=kind)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, ValueError, msgspec.MsgspecError):
         return None
 
 
 def store(path: Path | None, value: object) -> None:
     if path is None:
         return
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, UnicodeEncodeError):
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(f".{os.getpid()}.part")
-        part.write_bytes(msgspec.msgpack.encode(value))
-        part.replace(path)
+        try:
+            part.write_bytes(msgspec.msgpack.encode(value))
+            part.replace(path)
+        except OSError:  # no space left
+            part.unlink(missing_ok=True)

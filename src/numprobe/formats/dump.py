@@ -23,6 +23,7 @@ from numprobe.record.names import parse_name
 from numprobe.record.trace import Record, RunInfo
 
 INDEX_VERSION = 1
+LIVE_SECONDS = 1.0  # a file that is empty or cut off is looked at again if it was changed no longer ago
 _SMALL = 1 << 23  # files that are read whole where many records are wanted
 
 
@@ -50,21 +51,9 @@ def load_index(file: Path, cache_to: Path | None = None) -> RankIndex:
     """
     place = cache.entry(cache_to, [file], "index", INDEX_VERSION) if cache_to else None
     stored = cache.load(place, _StoredIndex)
-    if stored is not None:
-        flags = np.frombuffer(stored.flags, np.uint8).reshape(3, -1)
-        return RankIndex(
-            RunInfo(*stored.info),
-            stored.names,
-            np.frombuffer(stored.start, np.int64),
-            np.frombuffer(stored.end, np.int64),
-            flags[0],
-            flags[1],
-            flags[2],
-            stored.size,
-            stored.has_extrema,
-            Damage(*stored.damage) if stored.damage else None,
-            stored.repeated,
-        )
+    index = _from_cache(stored) if stored is not None else None
+    if index is not None:
+        return index
     index, live = _scan_settled(file)
     if live:
         index.damage = index.damage or Damage(index.size, "", "live")
@@ -88,15 +77,43 @@ def load_index(file: Path, cache_to: Path | None = None) -> RankIndex:
     return index
 
 
+def _from_cache(stored: _StoredIndex) -> RankIndex | None:
+    """The index, or None where the entry is not whole."""
+    rows = len(stored.names)
+    if len(stored.start) != 8 * rows or len(stored.end) != 8 * rows or len(stored.flags) != 3 * rows:
+        return None
+    flags = np.frombuffer(stored.flags, np.uint8).reshape(3, -1)
+    return RankIndex(
+        RunInfo(*stored.info),
+        stored.names,
+        np.frombuffer(stored.start, np.int64),
+        np.frombuffer(stored.end, np.int64),
+        flags[0],
+        flags[1],
+        flags[2],
+        stored.size,
+        stored.has_extrema,
+        Damage(*stored.damage) if stored.damage else None,
+        stored.repeated,
+    )
+
+
 def _scan_settled(file: Path) -> tuple[RankIndex, bool]:
-    for attempt in range(2):
-        before = _state(file)
+    """The index, and whether the file was still changing. The collector rewrites it after every thousand records."""
+    before = _state(file)
+    try:
         index = scan_file(file)
+    except NumprobeError:
+        young = abs(time.time() - before[1] / 1e9) < LIVE_SECONDS  # emptied a moment ago, to be written anew
+        if _state(file) == before and not young:
+            raise
+    else:
         if _state(file) == before:
             return index, False
-        if attempt == 0:
-            time.sleep(0.2)  # the collector rewrites the file after every thousand records
-    return index, True
+    time.sleep(0.2)
+    before = _state(file)
+    index = scan_file(file)
+    return index, _state(file) != before
 
 
 def _state(file: Path) -> tuple[int, int]:
@@ -120,11 +137,13 @@ class RankDump:
 
     @cached_property
     def tree(self) -> ModuleTree:
-        return read_construct(self.place.construct)
+        place = self.place
+        return ModuleTree() if place.construct.name in place.outside else read_construct(place.construct)
 
     @cached_property
     def stacks(self) -> dict[str, list[str]]:
-        return read_stacks(self.place.stack)
+        place = self.place
+        return {} if place.stack.name in place.outside else read_stacks(place.stack)
 
     def find(self, name: str) -> int | None:
         """op_index of a record (the first one, where a name repeats)."""

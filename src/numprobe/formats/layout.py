@@ -9,29 +9,29 @@ from pathlib import Path
 from numprobe.record.errors import NumprobeError
 
 DUMP_FILES = ("dump.json", "debug.json")
-_STEP = re.compile(r"step_?(\d+)$")
-_RANK = re.compile(r"rank_?(\d*)$")
-_PROC = re.compile(r"proc_?(\d+)$")
+_STEP = re.compile(r"step_?([0-9]+)\Z")
+_RANK = re.compile(r"rank_?([0-9]*)\Z")
+_PROC = re.compile(r"proc_?([0-9]+)\Z")
 
 
 @dataclass(frozen=True)
 class RankFolder:
     """One rank of one step. ``rank`` is None for a process folder (``proc<pid>``), whose rank nobody recorded.
 
-    ``problem`` is empty, ``missing`` (no folder, no dump.json) or ``outside`` (a link that leads out of the dump).
+    ``file`` is the name of its dump.json. ``problem`` is empty, ``missing`` (no folder, no dump.json) or ``outside`` (a
+    link that leads out of the dump). ``outside`` names construct.json and stack.json where they are such links: not to be read.
     """
 
     key: str
     rank: int | None
     folder: Path
     problem: str = ""
+    file: str = DUMP_FILES[0]
+    outside: tuple[str, ...] = ()
 
     @property
     def dump(self) -> Path:
-        for name in DUMP_FILES:
-            if (self.folder / name).exists():
-                return self.folder / name
-        return self.folder / DUMP_FILES[0]
+        return self.folder / self.file
 
     @property
     def construct(self) -> Path:
@@ -74,30 +74,53 @@ def find_layout(path: Path) -> DumpLayout:
     Raises:
         NumprobeError: E-FMT-001 no such path, E-FMT-002 nothing to read there, E-FMT-003 folders of two jobs.
     """
-    if not path.exists():
-        raise NumprobeError("E-FMT-001", "no such file or folder", where=str(path), do="check the path")
-    if path.is_file():
-        if path.suffix != ".json" or path.name in ("construct.json", "stack.json"):
-            raise NumprobeError(
-                "E-FMT-002",
-                f"{path.name} is no dump",
-                where=str(path),
-                do="give a dump.json, a rank folder or a step folder",
-            )
-        rank = _rank_folder(path.parent, path.parent.parent)
-        return DumpLayout(path.parent, (StepFolder(_step_of(path.parent.parent), path.parent.parent, (rank,)),))
     try:
-        return _folder(path, depth=0)
+        if path.is_file():
+            return _single(path.resolve())  # what is named itself may be a link
+        if path.is_dir():
+            return _folder(path, depth=0)
+        there = path.exists()
     except PermissionError as error:
         raise NumprobeError(
             "E-FMT-010", "the folder cannot be read", where=str(error.filename or path), do="check that you may read it"
         ) from None
+    except OSError as error:  # a name too long, a ring of links
+        raise NumprobeError(
+            "E-FMT-001",
+            f"no such file or folder: {error.strerror or error}",
+            where=str(path)[:300],
+            do="check the path",
+        ) from None
+    if there:
+        raise NumprobeError(
+            "E-FMT-002",
+            f"{path.name} is neither file nor folder",
+            where=str(path),
+            do="give a dump.json, a rank folder or a step folder",
+        )
+    raise NumprobeError("E-FMT-001", "no such file or folder", where=str(path), do="check the path")
+
+
+def _single(path: Path) -> DumpLayout:
+    if path.suffix != ".json" or path.name in ("construct.json", "stack.json"):
+        raise NumprobeError(
+            "E-FMT-002",
+            f"{path.name} is no dump",
+            where=str(path),
+            do="give a dump.json, a rank folder or a step folder",
+        )
+    step = path.parent.parent
+    rank = replace(_rank_folder(path.parent, step), file=path.name, problem="")
+    return DumpLayout(path.parent, (StepFolder(_step_of(step), step, (rank,)),))
 
 
 def _folder(path: Path, depth: int) -> DumpLayout:
-    children = sorted(p for p in path.iterdir() if p.is_dir())
+    children = sorted(p for p in path.iterdir() if _is_folder(p))
     steps = sorted((s, p) for p in children if (s := _step_of(p)) is not None)
     if steps:
+        twice = [p.name for s, p in steps if sum(s == other for other, _ in steps) > 1]
+        if twice:
+            raise _two_jobs(path, "two folders have one step number", ", ".join(twice), "move one of them elsewhere")
         found = [_step(p, s, path) for s, p in steps]
         unknown = tuple(p.name for p in children if _step_of(p) is None)
         return _complete(DumpLayout(path, tuple(f for f in found if f.ranks), unknown=unknown), path)
@@ -130,6 +153,13 @@ def _looks_like_dump(path: Path) -> bool:
     return any(_STEP.match(n) or _RANK.match(n) or _PROC.match(n) or n in DUMP_FILES for n in names)
 
 
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
 def _step_of(folder: Path) -> int | None:
     found = _STEP.match(folder.name)
     return int(found.group(1)) if found else None
@@ -142,36 +172,52 @@ def _is_rank(folder: Path) -> bool:
 def _rank_folder(folder: Path, root: Path) -> RankFolder:
     found = _RANK.match(folder.name)
     rank = int(found.group(1) or 0) if found else None
-    if not folder.resolve().is_relative_to(root.resolve()):
-        return RankFolder(folder.name, rank, folder, "outside")
-    for name in DUMP_FILES:
-        file = folder / name
-        if file.is_symlink() and not file.resolve().is_relative_to(root.resolve()):
+    try:
+        if not folder.resolve().is_relative_to(root.resolve()):
             return RankFolder(folder.name, rank, folder, "outside")
-        if file.exists():
-            return RankFolder(folder.name, rank, folder)
-    return RankFolder(folder.name, rank, folder, "missing")
+        outside = tuple(n for n in ("construct.json", "stack.json") if _leads_out(folder / n, root))
+        for name in DUMP_FILES:
+            if _leads_out(folder / name, root):
+                return RankFolder(folder.name, rank, folder, "outside", name, outside)
+            if (folder / name).exists():
+                return RankFolder(folder.name, rank, folder, "", name, outside)
+    except OSError:  # no permission: whoever reads it will say so
+        return RankFolder(folder.name, rank, folder)
+    return RankFolder(folder.name, rank, folder, "missing", outside=outside)
+
+
+def _leads_out(path: Path, root: Path) -> bool:
+    if not path.is_symlink():
+        return False
+    try:
+        return not path.resolve().is_relative_to(root.resolve())
+    except (OSError, RuntimeError):  # a ring of links
+        return True
 
 
 def _step(folder: Path, step: int | None, root: Path) -> StepFolder:
-    ranks = [_rank_folder(p, root) for p in folder.iterdir() if p.is_dir() and _is_rank(p)]
+    ranks = [_rank_folder(p, root) for p in folder.iterdir() if _is_rank(p) and _is_folder(p)]
     ranks.sort(key=lambda r: (r.rank is None, r.rank or 0, r.key))
     numbered = [r for r in ranks if r.rank is not None]
     if len({r.rank for r in numbered}) != len(numbered):
         twice = sorted(r.key for r in numbered if sum(o.rank == r.rank for o in numbered) > 1)
-        raise _two_jobs(folder, ", ".join(twice), "move the folders of one job elsewhere")
+        raise _two_jobs(folder, _TWO_JOBS, ", ".join(twice), "move the folders of one job elsewhere")
     if numbered and len(numbered) != len(ranks):
         others = ", ".join(r.key for r in ranks if r.rank is None)
         raise _two_jobs(
             folder,
+            _TWO_JOBS,
             f"{numbered[0].key} to {numbered[-1].key}, and {others}",
             f"give one process folder, as in {folder.name}/{ranks[-1].key}, or move {others} elsewhere to read the ranks",
         )
     return StepFolder(step, folder, tuple(ranks))
 
 
-def _two_jobs(folder: Path, found: str, do: str) -> NumprobeError:
-    return NumprobeError("E-FMT-003", "folders of two jobs lie in one step", where=str(folder), found=found, do=do)
+_TWO_JOBS = "folders of two jobs lie in one step"
+
+
+def _two_jobs(folder: Path, what: str, found: str, do: str) -> NumprobeError:
+    return NumprobeError("E-FMT-003", what, where=str(folder), found=found, do=do)
 
 
 def _complete(layout: DumpLayout, path: Path) -> DumpLayout:

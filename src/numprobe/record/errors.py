@@ -7,7 +7,7 @@ class NumprobeError(Exception):
     """Bad input or bad usage: what is wrong, where, and what to do.
 
     Args:
-        code: stable code, ``E-<AREA>-<three digits>`` (areas: FMT files, USE usage, OUT output folder).
+        code: stable code, ``E-<AREA>-<three digits>`` (areas: FMT files, USE usage, OUT output folder, EXE workers).
         what: one sentence, no full stop, that says what is wrong.
         where: file, record or option, as the user wrote it; empty if the sentence says it.
         found: what was there instead; may be empty.

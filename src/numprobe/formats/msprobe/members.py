@@ -11,7 +11,7 @@ import msgspec
 
 from numprobe.formats.msprobe.reference import TOO_DEEP, bounded_int, whole_characters
 from numprobe.record.names import DEBUG, PARAMETERS_GRAD, OpName, parse_name
-from numprobe.record.nonfinite import number
+from numprobe.record.nonfinite import kind_bits, number
 from numprobe.record.shapes import clean_shape
 from numprobe.record.trace import DEBUG_VALUE, INPUT, OTHER, OUTPUT, PARAMETER, PARAMETER_GRAD, Record, Value
 
@@ -121,6 +121,21 @@ def flatten(op: OpName, body: object) -> tuple[Value, ...]:
         for section, content in body.items():
             _walk(content, section, section_role(op, section), leaves)
     return tuple(leaves)
+
+
+def extrema(content: object) -> int:
+    """:class:`Kinds` bits of all tensors in a part of a record, at any depth: what :func:`flatten` finds, without the values."""
+    bits = 0
+    stack = [content]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, dict):
+            if "Max" in item or "Min" in item:
+                bits |= kind_bits(number(item.get("Max")), number(item.get("Min")))
+            item = list(item.values())
+        if isinstance(item, list):
+            stack.extend(part for part in item if isinstance(part, (list, dict)))
+    return bits
 
 
 def record_from(name: str, op_index: int, raw: bytes, offset: int) -> Record:

@@ -29,12 +29,12 @@ from numpy.typing import NDArray
 
 from numprobe.formats.msprobe.index import STORED, RankIndex
 from numprobe.formats.msprobe.lines import line_layout
-from numprobe.formats.msprobe.members import UndecodableMember, decode_member, decode_repeated, flatten
+from numprobe.formats.msprobe.members import UndecodableMember, decode_member, decode_repeated, extrema, section_role
 from numprobe.formats.msprobe.reference import TOO_DEEP, Damage, Member, Stop, decode_name, iterate_members, skip_space
 from numprobe.record.errors import NumprobeError
-from numprobe.record.names import BACKWARD, FORWARD, PARAMETERS_GRAD, parse_name
+from numprobe.record.names import BACKWARD, DEBUG, FORWARD, PARAMETERS_GRAD, parse_name
 from numprobe.record.nonfinite import Kinds
-from numprobe.record.trace import INPUT, OTHER, PARAMETER, RunInfo, Value
+from numprobe.record.trace import INPUT, OTHER, PARAMETER, RunInfo
 
 BLOCK = 1 << 20
 HEADER_LIMIT = 1 << 20
@@ -365,14 +365,14 @@ def member_flags(name: str, raw: bytes) -> tuple[int, int, int]:
         UndecodableMember: no JSON, or nested too deeply.
     """
     op = parse_name(name)
+    body = decode_repeated(raw)
     flags = [0, 0, 0]
-    for value in flatten(op, decode_repeated(raw)):
-        flags[_column(value)] |= int(value.kinds & STORED) if value.role != OTHER else 0
+    sections = body if isinstance(body, dict) and op.kind != DEBUG else {"": body}
+    for section, content in sections.items():
+        role = section_role(op, section)
+        if role != OTHER:
+            flags[0 if role == INPUT else 2 if role == PARAMETER else 1] |= extrema(content) & int(STORED)
     return flags[0], flags[1], flags[2]
-
-
-def _column(value: Value) -> int:
-    return 0 if value.role == INPUT else 2 if value.role == PARAMETER else 1
 
 
 # --- the fast path -----------------------------------------------------------------------------------------------
@@ -750,5 +750,9 @@ def _columns(layout: _Layout, sections: list[int], rows: list[int]) -> NDArray[n
             if not plain:
                 kind = parse_name(name).kind
                 plain, gradient = kind in ("module", "api"), kind == PARAMETERS_GRAD
-        columns[i] = 1 if gradient else _COLUMNS.get(layout.section_keys[section], -1) if plain else -1
+        key = layout.section_keys[section]
+        if gradient:  # a figure that is a section itself belongs to no tensor
+            columns[i] = -1 if key in ("Max", "Min") else 1
+        else:
+            columns[i] = _COLUMNS.get(key, -1) if plain else -1
     return columns

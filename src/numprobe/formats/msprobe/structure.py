@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from numprobe.formats.msprobe.members import UndecodableMember, decode_member
+from numprobe.formats.msprobe.reference import Stop, iterate_members, skip_space
 
 MICRO_STEP_KEY = "megatron_micro_step_number"
 
@@ -47,7 +51,7 @@ def read_construct(path: Path) -> ModuleTree:
         parent: Any = value
         if isinstance(value, list):
             parent = value[0] if value else None
-            if len(value) > 1 and isinstance(value[1], int):
+            if len(value) > 1 and type(value[1]) is int:
                 micro[name] = value[1]
         parents[name] = parent if isinstance(parent, str) and parent != name else None
     return ModuleTree(parents, micro, True)
@@ -74,8 +78,27 @@ def read_stacks(path: Path) -> dict[str, list[str]]:
 
 
 def _object(path: Path) -> dict[str, Any] | None:
+    """The object in a file; of a damaged one the members before the damage. None where there is none."""
     try:
-        content = msgspec.json.decode(path.read_bytes())
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        if not path.is_file():
+            return None
+        raw = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
+    except OSError:
         return None
+    try:
+        content = msgspec.json.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return _readable(raw)
     return content if isinstance(content, dict) else None
+
+
+def _readable(raw: bytes) -> dict[str, Any] | None:
+    text = raw.decode("latin-1")
+    begin = skip_space(text, 0)
+    if text[begin : begin + 1] != "{":
+        return None
+    found: dict[str, Any] = {}
+    with contextlib.suppress(Stop, UndecodableMember):
+        for member in iterate_members(text, begin + 1):
+            found[member.name] = decode_member(raw[member.start : member.end])
+    return found
