@@ -42,9 +42,7 @@ def process_pool(jobs: int) -> Executor:
         context = multiprocessing.get_context(method)
         if method == "forkserver":
             context.set_forkserver_preload([task.__module__])
-        pool = ProcessPoolExecutor(
-            min(jobs, len(items)) or 1, mp_context=context, initializer=_leave_interrupts_to_parent
-        )
+        pool = ProcessPoolExecutor(min(jobs, len(items)) or 1, mp_context=context, initializer=_begin_worker)
         try:
             futures = {pool.submit(task, item): i for i, item in enumerate(items)}
             for future in as_completed(futures):

@@ -167,11 +167,16 @@ def _candidates(body: bytes, raw: NDArray[np.uint8], at: Positions, last: NDArra
     end, before_end = raw[text - 1], raw[text - 2]
     number = np.concatenate([at[last - 0x30 < 10], text[end - 0x30 < 10] - 1])
     exponent = np.zeros(len(number), bool)
+    behind = raw[number - 2]
     for back in range(3, 9):  # three digits and more behind an e: 1e400, 1e+308
-        exponent |= raw[number - back] | 0x20 == 0x65
-    large = [
-        match.start() for n in number[exponent].tolist() if (match := _EXPONENT.search(body, max(0, n - 400), n + 1))
-    ]
+        here = raw[number - back]
+        sign = (behind == 0x2B) | (behind == 0x2D)
+        many = (behind - 0x30 < 10) | sign if back > 3 else behind - 0x30 < 10
+        exponent |= (here | 0x20 == 0x65) & many
+        behind = here
+    number = number[exponent]
+    number = number[raw[number - 1] - 0x30 < 10]
+    large = [match.start() for n in number.tolist() if (match := _EXPONENT.search(body, max(0, n - 400), n + 1))]
     last_letter, before_last = end | 0x20, before_end | 0x20
     special = ((last_letter == 0x6E) & (before_last == 0x61)) | ((last_letter == 0x66) & (before_last == 0x6E))
     special |= ((last_letter == 0x79) & (before_last == 0x74)) | (before_end == 0x5C) | (end == _SPACE)

@@ -18,7 +18,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -413,30 +413,20 @@ def _by_lines(body: bytes) -> tuple[_Hits, _Layout] | None:
         _RAW.decode(_strict(body, hits))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-    keys = _LineKeys(body, found.section_key)
     return hits, _Layout(
-        found.names, found.start, found.end, keys, found.section_start, found.section_end, found.section_row
+        found.names,
+        found.start,
+        found.end,
+        found.section_key,
+        found.section_start,
+        found.section_end,
+        found.section_row,
     )
 
 
 def _by_bytes(body: bytes) -> tuple[_Hits, _Layout]:
     hits = _find_hits(body)
     return hits, _split(body, hits)
-
-
-@dataclass(frozen=True)
-class _LineKeys:
-    """Keys of sections, read where they stand when they are asked for."""
-
-    body: bytes
-    at: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.at)
-
-    def __getitem__(self, section: int) -> str:
-        begin = int(self.at[section])
-        return self.body[begin : self.body.find(b'"', begin)].decode("latin-1")
 
 
 def _strip_end(piece: bytes) -> bytes:
@@ -552,7 +542,7 @@ class _Layout:
     names: list[str]
     start: NDArray[np.int64]
     end: NDArray[np.int64]
-    section_keys: Sequence[str] | _LineKeys
+    section_key: NDArray[np.int64]  # where the sections' keys begin, behind their quotes
     section_start: NDArray[np.int64]
     section_end: NDArray[np.int64]
     section_row: NDArray[np.int64]
@@ -588,7 +578,7 @@ def _split(body: bytes, hits: _Hits) -> _Layout:
         # a token inside a key was overwritten too: such names have to come from the file
         row = np.searchsorted(layout.start, hits.position, "right") - 1
         outside = (row < 0) | (hits.position >= layout.end[np.maximum(row, 0)])
-        if outside.any() and layout.section_keys:
+        if outside.any() and len(layout.section_key):
             layout = _by_gaps(body, strict)
     return layout
 
@@ -651,7 +641,8 @@ def _tile(body: bytes, members: dict[str, dict[str, msgspec.Raw]]) -> _Layout | 
         and _same_bytes(raw, end - foot, foot)
         and _same_bytes(raw, end[:-1], between)
     )
-    return _Layout(names, start, end, keys, section_start, section_end, row) if proved else None
+    key = section_start - shut - key_lengths
+    return _Layout(names, start, end, key, section_start, section_end, row) if proved else None
 
 
 def _same_bytes(raw: NDArray[np.uint8], at: NDArray[np.int64], width: int) -> bool:
@@ -689,7 +680,7 @@ def _by_gaps(body: bytes, strict: bytearray) -> _Layout:
     if body[pos:].strip():
         raise _Unusual
     none = np.zeros(0, np.int64)
-    return _Layout(names, start, end, [], none, none, none)
+    return _Layout(names, start, end, none, none, none, none)
 
 
 def _flags(body: bytes, hits: _Hits, layout: _Layout) -> NDArray[np.uint8]:
@@ -705,13 +696,13 @@ def _flags(body: bytes, hits: _Hits, layout: _Layout) -> NDArray[np.uint8]:
         at = int(np.searchsorted(layout.start, offset, "right")) - 1
         decode[max(at, 0)] = True
     row, position, kind = row[~unusual], position[~unusual], kind[~unusual]
-    if layout.section_keys:
+    if len(layout.section_key):
         section = np.searchsorted(layout.section_start, position, "right") - 1
         first = np.flatnonzero(np.r_[True, section[1:] != section[:-1]]) if len(section) else section
         if len(first):
             hit_section = section[first]
             hit_row = layout.section_row[hit_section]
-            column = _columns(layout, hit_section.tolist(), hit_row.tolist())
+            column = _columns(body, layout, hit_section, hit_row)
             decode[hit_row[column < 0]] = True
             np.bitwise_or.at(flags, (hit_row, np.maximum(column, 0)), np.bitwise_or.reduceat(kind, first))
             both = _POS | _NEG  # both infinities: of one tensor or of two
@@ -725,7 +716,7 @@ def _flags(body: bytes, hits: _Hits, layout: _Layout) -> NDArray[np.uint8]:
 
 def _disguised(body: bytes) -> list[int]:
     """Where a non-finite number may stand that no letter gives away: ``"\\u006ean"``, or hundreds of digits."""
-    places = [found.start() for found in re.finditer(rb"\\u00", body)] if b"\\u00" in body else []
+    places = [found.start() for found in re.finditer(rb"\\u00", body)] if b"\\" in body else []
     sample = np.frombuffer(body, np.uint8)[:: _RUN // 8] - 0x30 < 10
     run = sample[:-3] & sample[1:-2] & sample[2:-1] & sample[3:]
     if run.any():  # seven samples in a row: any 200 digits have them
@@ -734,25 +725,30 @@ def _disguised(body: bytes) -> list[int]:
 
 
 _RUN = 200  # digits: 200 of them before an exponent of two digits may be infinite, fewer are not
-_COLUMNS = {"input_args": 0, "input_kwargs": 0, "input": 0, "output": 1, "parameters": 2}
+_PLAIN, _GRADIENT, _ODD = 0, 1, 2
+_COLUMNS = {b'input_args"': 0, b'input_kwargs"': 0, b'input"': 0, b'output"': 1, b'parameters"': 2}
+_WIDEST_KEY = 13
 
 
-def _columns(layout: _Layout, sections: list[int], rows: list[int]) -> NDArray[np.int64]:
+def _columns(body: bytes, layout: _Layout, sections: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """Flag column of each of these sections, -1 where the member has to be decoded."""
-    columns = np.empty(len(sections), np.int64)
-    previous, plain, gradient = -1, False, False
-    for i, (section, row) in enumerate(zip(sections, rows, strict=True)):
-        if row != previous:
-            previous = row
-            name = layout.names[row]
-            plain = name.endswith((f".{FORWARD}", f".{BACKWARD}"))
-            gradient = False
-            if not plain:
-                kind = parse_name(name).kind
-                plain, gradient = kind in ("module", "api"), kind == PARAMETERS_GRAD
-        key = layout.section_keys[section]
-        if gradient:  # a figure that is a section itself belongs to no tensor
-            columns[i] = -1 if key in ("Max", "Min") else 1
-        else:
-            columns[i] = _COLUMNS.get(key, -1) if plain else -1
-    return columns
+    distinct = np.unique(rows)
+    kinds = np.array([_name_kind(layout.names[r]) for r in distinct.tolist()], np.int64)
+    kind = kinds[np.searchsorted(distinct, rows)]
+    raw = np.frombuffer(body, np.uint8)
+    at = layout.section_key[sections]
+    text = raw[np.minimum(at[:, None] + np.arange(_WIDEST_KEY), len(raw) - 1)]
+    column = np.full(len(sections), -1, np.int64)
+    figure = np.zeros(len(sections), bool)
+    for key, value in _COLUMNS.items():
+        column[(text[:, : len(key)] == np.frombuffer(key, np.uint8)).all(axis=1)] = value
+    for key in (b'Max"', b'Min"'):  # a figure that is a section itself belongs to no tensor
+        figure |= (text[:, : len(key)] == np.frombuffer(key, np.uint8)).all(axis=1)
+    return np.where(kind == _PLAIN, column, np.where((kind == _GRADIENT) & ~figure, 1, -1))
+
+
+def _name_kind(name: str) -> int:
+    if name.endswith((f".{FORWARD}", f".{BACKWARD}")):
+        return _PLAIN
+    kind = parse_name(name).kind
+    return _GRADIENT if kind == PARAMETERS_GRAD else _PLAIN if kind in ("module", "api") else _ODD
