@@ -22,5 +22,18 @@ lint: $(VENV)/.ready  ## ruff, mypy --strict, import-linter
 test: lint  ## lint, types, layers, then pytest with coverage
 	$(BIN)/pytest -n 2 --cov --cov-report=term:skip-covered
 
+score: $(VENV)/.ready  ## how often the NaN skill is right, on simulated dumps with known truth
+	$(BIN)/python benchmarks/score.py
+
+bench: $(VENV)/.ready  ## speed and memory, as ratios of one run
+	$(BIN)/python benchmarks/nan.py
+	$(BIN)/python benchmarks/startup.py
+
+interop: $(VENV)/.ready  ## the tests on files that msProbe itself wrote
+	$(BIN)/pytest tests/formats tests/gloo tests/diagnose -k "interop or gloo"
+
+docs: $(VENV)/.ready  ## every command of the documents runs, every link leads somewhere
+	$(BIN)/pytest tests/docs
+
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage dist
