@@ -72,7 +72,7 @@ def read_stacks(path: Path) -> dict[str, list[str]]:
             for name in value[0]:
                 if isinstance(name, str):
                     stacks[name] = frames
-        else:
+        elif not key.isdecimal():  # a group that is no pair belongs to nothing
             stacks[key] = [f for f in value if isinstance(f, str)]
     return stacks
 
