@@ -43,6 +43,7 @@ class Instance:
     members: tuple[int, ...]  # ranks that take part, recorded or not; empty if unknown
     calls: dict[int, CommCall] = field(default_factory=dict)  # by rank
     join: str = ASSUMED
+    progress: float = 0.0  # how far into the step: mean of op_index over records of the members that recorded it
 
     @property
     def id(self) -> str:
@@ -136,6 +137,9 @@ def join(digests: Sequence[RankDigest], world: frozenset[int]) -> Joined:
     for (api, group), by_rank in sequences.items():
         members = everyone if group == "world" else group if isinstance(group, tuple) else tuple(sorted(by_rank))
         instances += _sequence(api, group, members, by_rank, lengths, notes)
+    size = {d.rank: max(d.records, 1) for d in known}
+    for instance in instances:
+        instance.progress = sum(c.index / size[r] for r, c in instance.calls.items()) / len(instance.calls)
     table: dict[int, list[tuple[CommCall, Instance]]] = {d.rank: [] for d in known if d.rank is not None}
     for instance in instances:
         for rank, call in instance.calls.items():

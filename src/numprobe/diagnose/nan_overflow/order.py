@@ -19,7 +19,8 @@ NEVER = 1 << 60
 class Order:
     """Reachability over joined communication; joins that values contradict are no edges.
 
-    What is unread counts as possible: a rank that was reached may pass it on in calls that were not recorded.
+    What is unread counts as possible: a rank that was reached may pass it on in calls that were not recorded, if they come
+    later in the step by where the other members have them.
     """
 
     joined: Joined
@@ -37,7 +38,7 @@ class Order:
         frontier = dict(starts)
         scanned: dict[int, int] = {}
         passed: set[int] = set()  # an instance that one member has reached is reached
-        unread: set[int] = set()
+        since: dict[int, float] = {}  # ranks with unread calls: how far into the step they were reached
         queue = deque(starts)
 
         def cross(instance: Instance, giver: int) -> None:
@@ -48,15 +49,15 @@ class Order:
                 if other != giver and instance.receives(other) and theirs.index < frontier.get(other, NEVER):
                     frontier[other] = theirs.index
                     queue.append(other)
+                    self._touch(other, instance.progress, since)
             for other in instance.absent:
-                if other != giver and instance.receives(other) and other not in unread:
+                if other != giver and instance.receives(other) and self._touch(other, instance.progress, since):
                     queue.append(other)
 
         while queue:
             rank = queue.popleft()
-            if rank not in unread and rank in self.unread:
-                unread.add(rank)
-                for instance in self.unread[rank]:
+            for instance in self.unread.get(rank, ()):
+                if instance.progress >= since.get(rank, 0.0):
                     cross(instance, rank)
             calls = self.joined.by_rank.get(rank)
             if calls is None or rank not in frontier:
@@ -68,6 +69,13 @@ class Order:
                 for _, instance in calls[low:high]:
                     cross(instance, rank)
         return frontier
+
+    def _touch(self, rank: int, progress: float, since: dict[int, float]) -> bool:
+        """Note that a rank with unread calls was reached; True if that is earlier than known."""
+        if rank not in self.unread or since.get(rank, 2.0) <= progress:
+            return False
+        since[rank] = progress
+        return True
 
     def reach_of_absent(self, rank: int) -> dict[int, int]:
         """What the unread calls of a missing or partial rank could have touched."""
