@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numprobe.formats.msprobe.scan import BLOCK, scan_file, scan_file_reference
 from numprobe.record.errors import NumprobeError
 
-from .written import Layout, Pairs, Token, contents, dump, mutated, tensor
+from .written import INTEROP, Layout, Pairs, Token, contents, dump, mutated, regular, tensor
 
 BLOCKS = st.sampled_from([BLOCK, BLOCK, 1, 50, 200, 700])
 _numbers = itertools.count()
@@ -61,6 +61,23 @@ def test_generated_files(folder: Path, content: bytes, block: int):
 @given(content=mutated(), block=BLOCKS)
 def test_damaged_files(folder: Path, content: bytes, block: int):
     same_table(folder, content, block)
+
+
+@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(content=regular(), block=BLOCKS)
+def test_files_as_a_collector_writes_them(folder: Path, content: bytes, block: int):
+    same_table(folder, content, block)
+
+
+@pytest.mark.parametrize(
+    "sample", ["pytorch/h_distributed_4rank_nan", "pytorch/c_statistics_L1_md5", "engines/megatron"]
+)
+@pytest.mark.parametrize("block", [BLOCK, 20_000])
+def test_real_files_need_no_full_decode(monkeypatch: pytest.MonkeyPatch, sample: str, block: int):
+    (file, *_) = sorted((INTEROP / sample).rglob("dump.json"))
+    expected = table(scan_file_reference, file)
+    monkeypatch.setattr("numprobe.formats.msprobe.scan._slow_block", lambda *_: pytest.fail("the slow path"))
+    assert table(scan_file, file, block) == expected
 
 
 def one_record(figure: str, name: str = "Torch.log.0.forward") -> bytes:

@@ -264,6 +264,33 @@ def contents(draw: st.DrawFn) -> bytes:
     return draw(layouts).write(Pairs(top))
 
 
+@st.composite
+def regular(draw: st.DrawFn) -> bytes:
+    """A file as a collector writes it, but for its figures: what the byte scanner should never have to give up on."""
+    data: dict[str, object] = {}
+    ordinary = st.floats(-1e3, 1e3) | st.integers(-9, 9)
+    figure = ordinary | ordinary | st.sampled_from(_SPECIAL[:14]).map(Token) | st.sampled_from(_WORDS[:13])
+    one = st.builds(lambda *f: tensor(f[0], f[1], Mean=f[2], Norm=f[3]), figure, figure, figure, figure)
+    slot = (
+        one | one | st.none() | st.lists(one, max_size=2) | st.builds(lambda v: {"type": "float", "value": v}, figure)
+    )
+    for i in range(draw(st.integers(1, 12))):
+        kind = draw(st.sampled_from(["forward", "forward", "backward", "module", "gradient"]))
+        if kind == "gradient":
+            data[f"Module.a.Linear.parameters_grad.{i}"] = {
+                k: [draw(one)] for k in draw(st.sampled_from([["weight"], ["weight", "bias"]]))
+            }
+        elif kind == "backward":
+            data[f"Torch.isinf.{i}.backward"] = {"input": [draw(slot)], "output": [draw(slot)]}
+        else:
+            record: dict[str, object] = {"input_args": [draw(slot)], "input_kwargs": {}, "output": [draw(slot)]}
+            if kind == "module":
+                record["parameters"] = draw(st.dictionaries(st.sampled_from(["weight", "bias"]), one))
+            data[f"Module.a.NaNny.forward.{i}" if kind == "module" else f"Torch.log.{i}.forward"] = record
+    layout = Layout(draw(st.sampled_from([None, 0, 1, 1, 2])), colon=draw(st.sampled_from([": ", ": ", ":"])))
+    return layout.write(dump(data))
+
+
 _PIECES = (
     b"NaN",
     b"Infinity",

@@ -574,10 +574,11 @@ def _split(body: bytes, hits: _Hits) -> _Layout:
     layout = _tile(body, members) if members else None
     if layout is None:
         layout = _by_gaps(body, strict)
-    if len(hits.position):
+    bare = np.concatenate([hits.bare_nan, hits.bare_infinity])
+    if len(bare):
         # a token inside a key was overwritten too: such names have to come from the file
-        row = np.searchsorted(layout.start, hits.position, "right") - 1
-        outside = (row < 0) | (hits.position >= layout.end[np.maximum(row, 0)])
+        row = np.searchsorted(layout.start, bare, "right") - 1
+        outside = (row < 0) | (bare >= layout.end[np.maximum(row, 0)])
         if outside.any() and len(layout.section_key):
             layout = _by_gaps(body, strict)
     return layout

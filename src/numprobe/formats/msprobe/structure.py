@@ -12,6 +12,7 @@ import msgspec
 from numprobe.formats.msprobe.members import UndecodableMember, decode_member
 from numprobe.formats.msprobe.reference import Stop, iterate_members, skip_space
 
+_PLAIN = msgspec.json.Decoder(dict[str, str | None])
 MICRO_STEP_KEY = "megatron_micro_step_number"
 
 
@@ -40,6 +41,10 @@ class ModuleTree:
 
 def read_construct(path: Path) -> ModuleTree:
     """Parents from construct.json. An absent or unreadable file gives an empty tree: nothing depends on it alone."""
+    try:
+        return ModuleTree(_PLAIN.decode(path.read_bytes()), {}, True)  # as the collector writes it without Megatron
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        pass
     content = _object(path)
     if content is None:
         return ModuleTree()
