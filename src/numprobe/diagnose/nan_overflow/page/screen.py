@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 
-from numprobe.diagnose.nan_overflow.messages import CATALOGUE, say
+from numprobe.diagnose.nan_overflow.messages import CATALOGUE, say, word
 from numprobe.diagnose.nan_overflow.page import view
 from numprobe.diagnose.nan_overflow.page.markdown import state_text
 from numprobe.diagnose.nan_overflow.result import Candidate, Citation, NanResult, Params
@@ -39,8 +39,21 @@ def render_terminal(result: NanResult, lang: str, style: Style, report_path: str
 
 def render_json_line(result: NanResult, out: str) -> str:
     """What ``--json`` prints: one object, with the keys of design.md first."""
-    first = result.first
-    anomaly = {"op_name": first.op_name, "gap_after": first.gap_after, "exec_order": first.op_index} if first else None
+    first = view.best(result) if result.verdict != "no_overflow" else None
+    anomaly = (
+        {
+            "op_name": first.op_name,
+            "gap_after": first.gap_after,
+            "exec_order": first.op_index,
+            "kind": first.kind,
+            "rank_key": first.rank_key,
+            "phase": first.phase,
+            "micro_batch": first.micro_batch,
+            "layer": first.layer,
+        }
+        if first
+        else None
+    )
     return json.dumps(
         {
             "verdict": result.verdict,
@@ -53,6 +66,13 @@ def render_json_line(result: NanResult, out: str) -> str:
             "partial_ranks": result.partial_ranks,
             "missing_ranks": result.missing_ranks,
             "out": out,
+            "reason": "".join(word("en", m) for m in ([result.headline] if result.headline else [])),
+            "suspect_ranks": first.suspects if first else [],
+            "sources": [
+                {"ranks": c.ranks, "op_name": c.op_name, "class": c.clazz, "confidence": c.confidence}
+                for c in result.sources
+            ],
+            "notes": [m.key for m in result.notes],
         },
         ensure_ascii=False,
     )
