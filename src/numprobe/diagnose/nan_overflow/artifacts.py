@@ -85,14 +85,16 @@ def _write_compat(run: RunFolder, analysis: Analysis) -> None:
         dirty = [i for i in view.joined.instances if _is_dirty(i)]
         dirty.sort(key=lambda i: (min(c.index for c in i.calls.values()), i.id))
         for order, instance in enumerate(dirty):
-            name = next(iter(sorted((c.index, c.name) for c in instance.calls.values())))[1]
+            name = min((c.index, c.name) for c in instance.calls.values())[1]
             sources = [r for r, c in instance.calls.items() if c.given & _DIRTY]
             relays = [
                 r for r in sources if r in received and received[r] is not instance and r not in result.source_ranks
             ]
             after = [r for r, c in instance.calls.items() if c.got & _DIRTY and r not in sources]
             clean = [r for r, c in instance.calls.items() if not (c.got | c.given) & _DIRTY]
-            table[f"{name}@{instance.id}"] = {
+            if name in table:  # the same name in another group
+                name = f"{name}@{instance.id}"
+            table[name] = {
                 "source_ranks": sorted(r for r in sources if r not in relays),
                 "relay_ranks": sorted(relays),
                 "propagated_ranks": sorted(after),
@@ -105,16 +107,15 @@ def _write_compat(run: RunFolder, analysis: Analysis) -> None:
             if first is None and after:
                 first = instance
     run.write_json("cross_rank_analysis.json", table)
+    contamination: dict[str, object] | None = None
     if first is not None:
-        run.write_json(
-            "first_contamination.json",
-            {
-                "instance": first.id,
-                "clean_before": sorted(r for r, c in first.calls.items() if not c.given & _DIRTY),
-                "dirty_before": first.dirty_givers(),
-            },
-        )
-    run.write_json("root_cause.json", root_cause(result, first.id if first else None))
+        contamination = {
+            "instance": first.id,
+            "clean_before": sorted(r for r, c in first.calls.items() if not c.given & _DIRTY),
+            "dirty_before": first.dirty_givers(),
+        }
+        run.write_json("first_contamination.json", contamination)
+    run.write_json("root_cause.json", root_cause(result, contamination))
     run.write_csv(
         "rank_status.csv",
         ("rank", "role", "first_dirty_op", "index", "via_instance"),
@@ -125,7 +126,7 @@ def _write_compat(run: RunFolder, analysis: Analysis) -> None:
     )
 
 
-def root_cause(result: NanResult, instance: str | None) -> dict[str, object]:
+def root_cause(result: NanResult, contamination: dict[str, object] | None) -> dict[str, object]:
     """The result in the keys of msProbe's skill (NAN-29a)."""
     first = result.first
     return {
@@ -134,7 +135,7 @@ def root_cause(result: NanResult, instance: str | None) -> dict[str, object]:
         "class": result.clazz,
         "confidence": result.confidence,
         "first_anomaly": _anomaly(first) if first else None,
-        "first_contamination": instance,
+        "first_contamination": contamination,
         "excluded": [{"op_name": e.example.op_name, "reason": e.reason, "count": e.count} for e in result.excluded],
         "alternatives": [_anomaly(c) for c in result.alternatives],
         "partial_ranks": result.partial_ranks,

@@ -190,6 +190,8 @@ def _range(event: Event, record: Record, forward: Record | None) -> tuple[str, P
         if name in apis.EXPONENTIALS:
             high = _high(sizes[0][0]) or 0.0
             estimate = math.exp(min(high, 700.0))
+        elif any(word in name for word in ("swiglu", "geglu", "reglu")):  # one half of the input times the other
+            estimate = x * x
         elif name in ("pow", "square", "float_power"):
             power = next((s for v in record.of(INPUT) if not v.is_tensor and (s := _scalar(v)) is not None), 2.0)
             estimate = math.exp(min(700.0, power * math.log(x))) if x > 0 else None

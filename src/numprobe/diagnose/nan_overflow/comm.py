@@ -151,7 +151,7 @@ def comm_calls(op: OpName, index: int, raw: bytes) -> list[CommCall]:
             group,
             peer,
             waits,
-            _reduce_op(positional, named),
+            _reduce_op(positional, named) if kind in REDUCING else "",
             given,
             got,
             given_signature,
@@ -191,10 +191,10 @@ def _batched(op: OpName, index: int, arguments: list[Any]) -> list[CommCall]:
         group = _ranks(operation)
         kinds, whole = _look(operation.tensor)
         if "send" in what:
-            calls.append(CommCall(index, op.name, "send", group, peer, True, "SUM", kinds, unknown, whole, None))
+            calls.append(CommCall(index, op.name, "send", group, peer, True, "", kinds, unknown, whole, None))
         else:
             size = Signature(whole.numel, None, None, None) if whole else None
-            calls.append(CommCall(index, op.name, "recv", group, peer, True, "SUM", unknown, unknown, None, size))
+            calls.append(CommCall(index, op.name, "recv", group, peer, True, "", unknown, unknown, None, size))
     return calls
 
 

@@ -72,7 +72,6 @@ class RankDigest(msgspec.Struct):
     look_alikes: list[LookAlike] = []
     backward_from: int = -1
     optimizer_records: int = 0
-    has_tree: bool = False
     dirty_parameters: int = 0  # of the records sampled, those that read a non-finite parameter
     parameters: int = 0  # records sampled that read parameters
     first_computing: int = -1  # first record that is no allocation, copy or communication

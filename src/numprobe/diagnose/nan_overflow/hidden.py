@@ -51,12 +51,13 @@ def without_hidden(found: Found, place_of: PlaceOf, recorded: bool) -> tuple[Fou
     for digest, event in found:
         places.setdefault((event.name, event.kind, event.phase), _Place()).members.append((digest, event))
     every = list(places.values())
+    staged = len({p.digest.program for p in every}) > 1
     gone: list[_Place] = []
     for later in every:
         event = later.event
         if recorded and (not _weak(event) or event.kind == "input_data"):
             continue
-        if any(_stands_behind(e, later, place_of) for e in every if e is not later):
+        if any(_stands_behind(e, later, place_of, staged) for e in every if e is not later):
             gone.append(later)
     if len(gone) == len(every):  # each stands behind another one: nothing is decided
         return found, {}
@@ -73,12 +74,14 @@ def _weak(event: Event) -> bool:
     return event.kind in EXPLAINABLE or apis.is_fused_communication(parse_name(event.name))
 
 
-def _stands_behind(earlier: _Place, later: _Place, place_of: PlaceOf) -> bool:
-    """Can ``later`` have its dirt from ``earlier``?"""
+def _stands_behind(earlier: _Place, later: _Place, place_of: PlaceOf, staged: bool) -> bool:
+    """Can ``later`` have its dirt from ``earlier``? ``staged``: the ranks are pipeline stages."""
     a, b = earlier.event, later.event
     if earlier.keys & later.keys:  # on one rank the order of records decides
         return False
     when_a, when_b = ((e.micro_batch or 0, PHASES[e.phase]) for e in (a, b))
+    if a.kind == "input_data" and b.kind == "container" and staged and not earlier.digest.begins:
+        return False  # what one stage gets from another does not reach a module with clean inputs
     if b.kind == "input_data":  # what a pipeline stage gets from another looks like input data
         return a.kind != "input_data" and when_a <= when_b and _upstream(earlier, later)
     if earlier.digest.program != later.digest.program:

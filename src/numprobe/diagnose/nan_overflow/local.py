@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from numprobe.diagnose.nan_overflow import apis
-from numprobe.diagnose.nan_overflow.comm import CommCall, comm_calls
+from numprobe.diagnose.nan_overflow.comm import REDUCING, CommCall, comm_calls
 from numprobe.diagnose.nan_overflow.digest import Event, LookAlike, RankDigest
 from numprobe.formats.dump import RankDump
 from numprobe.record.names import BACKWARD, DEBUG, FORWARD, PARAMETERS_GRAD, OpName, module_key, parse_name
@@ -254,6 +254,8 @@ class _Walk:
             own = call.api not in ("broadcast", "scatter") or call.peer in (-1, self.dump.place.rank)
             if call.given & _NAN and own and not self.nan_seen:
                 self.sent_unexplained(i, call)
+            elif self.sums_infinity(call):
+                self.infinity_unexplained(i, call)
             if call.got & _DIRTY and not call.given & call.got & _NAN:
                 self.received |= call.got & _DIRTY
             if call.got & _NAN:
@@ -275,6 +277,33 @@ class _Walk:
         else:
             after, name = self.last_clean(i)
             self.add(self.event(record, "gap", call.given, after=after, after_name=name, lineage="unknown"))
+
+    def sums_infinity(self, call: CommCall) -> bool:
+        """Does an infinity of this rank go into a reduction? Gradients and losses do, masks do not."""
+        return (
+            call.api in REDUCING
+            and bool(call.given & _INF)
+            and not call.given & _NAN
+            and not self.nan_seen
+            and not self.received & _INF
+            and not any(f.last == "live" for f in self.infinities)
+        )
+
+    def infinity_unexplained(self, i: int, call: CommCall) -> None:
+        """An infinity goes into a reduction that nothing recorded on this rank has made: the gradient of a weight, mostly."""
+        record = self.dump.record(i)
+        dirty = [v for v in _dirty_inputs(record) if call.given_signature and v.numel == call.given_signature.numel]
+        if any(str(v.scalar).upper().endswith((".MAX", ".MIN")) for v in record.of(INPUT) if not v.is_tensor):
+            return  # a maximum may start from -inf
+        flow = self.flow_before(i, dirty)
+        if flow is not None:
+            flow.last, flow.at = "live", i
+        elif not self.use_of_garbage(i, record.name, record, dirty, call.got):
+            after, name = self.last_clean(i)
+            made = self.event(record, "gap", call.given, after=after, after_name=name, lineage="unknown")
+            if 0 <= self.digest.backward_from < i and len(self.chain(record.name.name)) == 1:
+                made.phase = BACKWARD
+            self.add(made)
 
     def gradient(self, i: int, op: OpName, out: int) -> None:
         """A dirty parameter gradient whose module got and gave finite gradients: the product for it is not recorded."""
@@ -557,7 +586,6 @@ def digest_rank(dump: RankDump) -> RankDigest:
         walk.run()
         digest.events = walk.events
         digest.look_alikes = list(walk.look.values())
-        digest.has_tree = dump.tree.present
         if walk.events:
             _context(dump, digest)
     return digest

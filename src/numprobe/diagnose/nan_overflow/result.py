@@ -194,7 +194,7 @@ class Spread(msgspec.Struct, frozen=True):
     api: str
     phase: str
     instances: int
-    join: str  # verified | consistent | assumed | contradicted
+    join: str  # verified | consistent | assumed | contradicted | hidden (no communication was recorded)
     new_ranks: list[int]
     from_ranks: list[int]
     total_dirty: int

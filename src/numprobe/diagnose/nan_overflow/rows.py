@@ -171,6 +171,14 @@ def spread_rows(
                 total,
             )
         )
+    names: dict[str, list[int]] = defaultdict(list)
+    for rank, event in verdicts.hidden.items():
+        if rank not in source_ranks and rank not in verdicts.received:
+            names[event.name].append(rank)
+    for name, ranks in names.items():
+        total += len(ranks)
+        phase = verdicts.hidden[ranks[0]].phase
+        rows.append(Spread(len(rows), "", name, "", phase, 0, "hidden", sorted(ranks), [], total))
     return rows
 
 

@@ -37,7 +37,7 @@ from numprobe.record.nonfinite import Kinds
 from numprobe.record.trace import INPUT, OUTPUT
 
 STAGES = ("nan.stage.discover", "nan.stage.scan", "nan.stage.join", "nan.stage.rank", "nan.stage.trace")
-DIGEST_VERSION = 2
+DIGEST_VERSION = 3
 LOSS_SCALE = 2.0**8  # gradients of the loss of at least this size are scaled on purpose
 SCALED_GRADIENT = 2.0**4  # where the loss is not recorded: gradients of logits are at most 1 without a scale
 MAX_LOSS_RANKS = 16
@@ -94,6 +94,7 @@ def analyse(
     )
     rows: list[StepRow] = []
     scaled: list[NanResult] = []
+    undecided: list[tuple[NanResult, View | None]] = []
     for position, step in enumerate(steps):
         digests = _scan(dump, step, options, stages, words)
         last = position == len(steps) - 1
@@ -104,9 +105,15 @@ def analyse(
             scaled.append(result)
             if len(scaled) > LOSS_SCALE_STEPS:
                 result, view = _conclude(dump, step, digests, options, stages, words, scaling_is_fault=True)
-        if result.verdict != "no_overflow" or last:
-            if result.verdict == "no_overflow" and scaled:
+        if result.verdict == "inconclusive" and not result.alternatives:  # nothing dirty was read: a later step may be
+            undecided.append((result, view))
+        if result.verdict == "overflow_found" or result.alternatives or last:
+            if result.verdict != "overflow_found" and not result.alternatives and undecided:
+                result, view = undecided[0]
+            elif result.verdict == "no_overflow" and scaled:
                 result = scaled[0]
+            if result.verdict == "no_overflow":
+                result.step = None
             result.steps = rows + [
                 StepRow(s.step, len(s.ranks), [], [], 0, 0, "not_scanned") for s in steps[position + 1 :]
             ]

@@ -131,7 +131,7 @@ def _received(digests: Sequence[RankDigest], joined: Joined) -> dict[int, Receiv
             if not new:
                 continue
             if not new & (_NAN | int(Kinds.POS_INF)):
-                made = any(i < instance.calls[g].index for g in givers for i in makers.get(g, ()))
+                made = any(i <= instance.calls[g].index for g in givers for i in makers.get(g, ()))
                 if not made:
                     continue  # a mask that is sent along
             first[rank] = Received(call, instance, [g for g in givers if g != rank])
@@ -188,11 +188,11 @@ def _collapse(found: list[tuple[RankDigest, Event]], joined: Joined) -> list[Ori
 def _replicated(
     digest: RankDigest, event: Event, cluster: list[tuple[RankDigest, Event]], groups: list[set[int]]
 ) -> bool:
-    """Another rank's equal record (same inputs), or the record of the same name on ranks of one group."""
+    """The record of another rank: two of same name, same inputs and same group agree."""
     if any(d.key == digest.key for d, _ in cluster):
         return False
     return any(
-        e.slots_key == event.slots_key or (e.name == event.name and any({d.rank, digest.rank} <= g for g in groups))
+        (e.name == event.name) + (e.slots_key == event.slots_key) + any({d.rank, digest.rank} <= g for g in groups) >= 2
         for d, e in cluster
     )
 
