@@ -19,13 +19,16 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import reference_semantics as reference
 from numprobe.diagnose.nan_overflow.skill import NanOptions, analyse
-from numprobe.synth import HELD_OUT, SCENARIOS, simulate
+from numprobe.synth import HELD_OUT, SCENARIOS, UNIT, simulate
 
+SIZE = replace(
+    UNIT, name="unit, short", layers=1, micro_batches=2
+)  # 16 ranks, half as deep, two of three micro-batches
 BINS = (0.0, 0.25, 0.5, 0.6, 0.75, 0.85, 1.0)
 
 
@@ -55,7 +58,7 @@ def score(scenario: str, seed: int, scratch: str) -> Scored:
     """Simulate, analyse, compare with the truth."""
     folder = Path(tempfile.mkdtemp(dir=scratch))
     try:
-        truth = simulate(scenario, folder / "dump", seed=seed)
+        truth = simulate(scenario, folder / "dump", seed=seed, size=SIZE)
         result = analyse(folder / "dump", NanOptions(jobs=1, use_cache=False)).result
         step = folder / "dump" / f"step{truth.step if truth.step is not None else 0}"
         ranks = reference.load(step)

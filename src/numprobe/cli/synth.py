@@ -37,7 +37,7 @@ def synth_nan(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise NumprobeError("E-OUT-001", "the output folder is not empty", where=str(out), do="choose another -o")
     truth = simulate(scenario, out, seed=seed, size=named_size(size))
-    print(f"{out}  {scenario}, seed {seed}: {truth.verdict}, {truth.clazz or '-'}, ranks {truth.source_ranks}")
+    print(f"{out}  {scenario}, seed {seed}: {truth.verdict}, {truth.cls or '-'}, ranks {truth.source_ranks}")
 
 
 def named_size(text: str) -> Size:

@@ -106,7 +106,7 @@ def judge(scenario: str, seed: int, size: Size, settings: Settings, plan: Plan, 
         first_ops += [n for n in _names(r, name, plan) if n not in first_ops]
         if r.first_row_dirty_input and gap is None and r.first_row.index > 0:
             gap = r.program.rows[r.first_row.index - 1]
-    if classes and settings.level == "L0":
+    if classes and (settings.level == "L0" or any(name.startswith("Module.") for name in first_ops)):
         classes = (*classes, *(c for c in _BY_MODULE if c not in classes))
     if classes and gap is not None and "unknown" not in classes:
         classes = (*classes, "unknown")

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from numprobe.diagnose.nan_overflow import apis
 from numprobe.diagnose.nan_overflow.digest import Event, RankDigest
-from numprobe.record.names import parse_name
+from numprobe.record.names import FORWARD, parse_name
 
 WEAK = frozenset(("gap", "container"))  # may be the trace of communication that nobody recorded
 EXPLAINABLE = WEAK | {"input_data"}  # what came in before explains it
@@ -57,6 +57,8 @@ def without_hidden(found: Found, place_of: PlaceOf, recorded: bool) -> tuple[Fou
         event = later.event
         if recorded and (not _weak(event) or event.kind == "input_data"):
             continue
+        if _own(event):
+            continue
         if any(_stands_behind(e, later, place_of, staged) for e in every if e is not later):
             gone.append(later)
     if len(gone) == len(every):  # each stands behind another one: nothing is decided
@@ -74,25 +76,38 @@ def _weak(event: Event) -> bool:
     return event.kind in EXPLAINABLE or apis.is_fused_communication(parse_name(event.name))
 
 
+def _own(event: Event) -> bool:
+    """Clean inputs and a dirty output of a plain operator: no communication lies between."""
+    op = parse_name(event.name)
+    return event.kind == "introduced" and op.kind == "api" and op.direction == FORWARD and not _weak(event)
+
+
 def _stands_behind(earlier: _Place, later: _Place, place_of: PlaceOf, staged: bool) -> bool:
     """Can ``later`` have its dirt from ``earlier``? ``staged``: the ranks are pipeline stages."""
     a, b = earlier.event, later.event
     if earlier.keys & later.keys:  # on one rank the order of records decides
         return False
-    when_a, when_b = ((e.micro_batch or 0, PHASES[e.phase]) for e in (a, b))
+    in_time = _not_later(a, b)
     if a.kind == "input_data" and b.kind == "container" and staged and not earlier.digest.begins:
         return False  # what one stage gets from another does not reach a module with clean inputs
     if b.kind == "input_data":  # what a pipeline stage gets from another looks like input data
-        return a.kind != "input_data" and when_a <= when_b and _upstream(earlier, later)
+        return a.kind != "input_data" and in_time and _upstream(earlier, later)
     if earlier.digest.program != later.digest.program:
-        return when_a <= when_b and _upstream(earlier, later)
-    if a.kind == "input_data" and when_a > when_b:
+        return in_time and _upstream(earlier, later)
+    if a.kind == "input_data" and not in_time:
         return False
     if not _comes_after(earlier.digest, a, b, place_of, unknown=PHASES[a.phase] <= PHASES[b.phase]):
         return False
     if _weak(b) and not _weak(a):  # clean inputs, dirty output: that one needs no other to stand behind it
         return True
     return not _comes_after(later.digest, b, a, place_of, unknown=False)
+
+
+def _not_later(a: Event, b: Event) -> bool:
+    """By micro-batch and phase; a micro-batch that is unknown (of a recompute, mostly) decides nothing."""
+    if a.micro_batch is None or b.micro_batch is None:
+        return PHASES[a.phase] <= PHASES[b.phase]
+    return (a.micro_batch, PHASES[a.phase]) <= (b.micro_batch, PHASES[b.phase])
 
 
 def _upstream(earlier: _Place, later: _Place) -> bool:

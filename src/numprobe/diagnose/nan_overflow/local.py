@@ -63,7 +63,7 @@ class _Walk:
     infinities: list[_Infinity] = field(default_factory=list)
     garbage: list[_Garbage] = field(default_factory=list)
     garbage_used: set[int] = field(default_factory=set)
-    fills: int = 0  # fills that have put an infinity somewhere
+    fills: int = 0  # kinds of infinity that fills have put somewhere
     received: int = 0  # kinds that came in through communication
     nan_seen: bool = False
     unseen: dict[int, int] = field(default_factory=dict)  # numel of receives that were recorded before the data came
@@ -345,7 +345,7 @@ class _Walk:
                 self.container(i, op)
             return
         if apis.is_fill(op) and not out & _NAN:
-            self.fills += 1
+            self.fills |= out & _INF
             self.note(op, i, out, "fill", "name")
             return
         record = self.dump.record(i)
@@ -368,25 +368,29 @@ class _Walk:
 
     def from_infinity(self, i: int, op: OpName, given: int, parameter: int, out: int) -> None:
         """Infinite but NaN-free inputs, dirty output: handed on, or turned into NaN."""
-        if not out & _NAN and not self.infinities and (self.fills or self.received & _INF) and not self.garbage:
+        about = (self.fills | self.received) & _INF
+        if not out & _NAN and not self.infinities and not given & _INF & ~about and not self.garbage:
             return  # a mask on its way
         record = self.dump.record(i)
         dirty = _dirty_inputs(record)
         if self.use_of_garbage(i, op, record, dirty, out):
             return
-        flow = self.flow_of(dirty)
+        flow = self.flow_of(i, dirty)
         if not out & _NAN:
             if flow is not None:
                 flow.last, flow.at = "carried", i
                 flow.signatures |= {_signature(v) for v in record.of(OUTPUT) if v.kinds.dirty}
-            elif not self.received & given & _INF and not self.fills:
+            elif given & _INF & ~about:
                 after, name = self.last_clean(i)
                 kind = "parameter" if _only_parameters(op, record, dirty) else "gap"
                 made = self.event(record, kind, given, after=after, after_name=name)
-                signatures = {_signature(v) for v in dirty} | {
-                    _signature(v) for v in record.of(OUTPUT) if v.kinds.dirty
-                }
-                self.infinities.append(_Infinity(made, signatures, "carried", i))
+                written = [v for v in record.of(OUTPUT) if v.kinds.dirty]
+                if apis.is_copy(op):  # uninitialised memory is handed about by copies, and need not matter
+                    self.garbage.extend(_Garbage(i, v.numel, made) for v in written)
+                    self.note(op, i, out, "copied_unread", "structural")
+                else:
+                    signatures = {_signature(v) for v in (*dirty, *written)}
+                    self.infinities.append(_Infinity(made, signatures, "carried", i))
             return
         if flow is not None:
             self.turned(flow, i)
@@ -436,6 +440,8 @@ class _Walk:
         """Does this record read memory that an allocation left unwritten? Copies hand it on, others use it."""
         if op.direction == BACKWARD:  # its inputs are gradients
             return False
+        if not self.calls and self.dump.place.rank is not None:  # NaN may have come from elsewhere without a record
+            return False
         sources = [
             g
             for g in self.garbage
@@ -459,7 +465,7 @@ class _Walk:
         self.add(made)
         return True
 
-    def flow_of(self, dirty: list[Value]) -> _Infinity | None:
+    def flow_of(self, i: int, dirty: list[Value]) -> _Infinity | None:
         """The infinity (latest first) that one of these inputs is, by its figures; else by number of elements."""
         for exact in (True, False):
             for flow in reversed(self.infinities):
@@ -470,6 +476,15 @@ class _Walk:
                         if not exact:
                             flow.event.lineage = "structural"
                         return flow
+        for flow in reversed(self.infinities):  # a part of it, cut out by something that is not recorded
+            near = i - max(flow.event.index, flow.at) <= _CLOSE // 2
+            if (
+                near
+                and flow.last in ("produced", "carried")
+                and any(int(v.kinds) & flow.event.kinds & _INF for v in dirty)
+            ):
+                flow.event.lineage = "structural"
+                return flow
         return None
 
     def flow_before(self, i: int, dirty: list[Value]) -> _Infinity | None:

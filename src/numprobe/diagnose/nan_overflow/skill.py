@@ -542,7 +542,7 @@ def _notes(digests: Sequence[RankDigest]) -> list[Params]:
 
 def _step_row(step: StepFolder, digests: list[RankDigest], result: NanResult) -> StepRow:
     dirty = sum(1 for d in digests if d.dirty_records)
-    state = "clean" if not dirty else "look_alikes_only" if result.verdict == "no_overflow" else "dirty"
+    state = "clean" if not dirty else "dirty" if result.sources or result.alternatives else "look_alikes_only"
     return StepRow(step.step, len(step.ranks), result.partial_ranks, result.missing_ranks, result.records, dirty, state)
 
 

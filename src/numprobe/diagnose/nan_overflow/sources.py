@@ -105,7 +105,7 @@ def find_sources(
         outside = [o for o in minimal if o.kind == "outside"] + outside
         minimal = [o for o in minimal if o.kind != "outside"]
     later = [o for o in later if o.kind != "outside"]
-    undecided = bool(minimal) and all(o.weak for o in minimal) and _same_everywhere(minimal, digests)
+    undecided = _undecided(minimal, digests, recorded)
     return Verdicts(minimal + later, len(minimal), outside, received, hidden, undecided, skipped)
 
 
@@ -290,9 +290,19 @@ def _from_communication(
     return made
 
 
-def _same_everywhere(minimal: list[Origin], digests: Sequence[RankDigest]) -> bool:
-    """Do all readable ranks show the same gap, so that none stands out?"""
-    readable = [d for d in digests if d.status in ("ok", "partial") and d.dirty_records]
-    if len(readable) < 2:
+def _undecided(minimal: list[Origin], digests: Sequence[RankDigest], recorded: bool) -> bool:
+    """Does nothing tell which rank was first?
+
+    All readable ranks show the same gap; or, where communication is not recorded, the same module turned dirty on ranks
+    that compute different things: one of them made it, the others may have got it from inside that module.
+    """
+    if not minimal:
         return False
-    return sum(len(o.digests) for o in minimal) >= len(readable)
+    readable = [d for d in digests if d.status in ("ok", "partial") and d.dirty_records]
+    if all(o.weak for o in minimal) and len(readable) > 1 and sum(len(o.digests) for o in minimal) >= len(readable):
+        return True
+    events = [e for o in minimal for e in o.events]
+    if recorded or not parse_name(events[0].name).is_module or events[0].kind == "parameter":
+        return False
+    same = [e for e in events if e.name == events[0].name]
+    return len(same) > 1 and len({e.slots_key for e in same}) > 1
