@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -68,3 +70,11 @@ def test_the_options_of_nan_are_all_documented() -> None:
     for parameter in command.params:
         if parameter.param_type_name == "option" and not getattr(parameter, "hidden", False):
             assert any(name in text for name in parameter.opts), parameter.opts
+
+
+def test_the_example_finds_the_fault(tmp_path: Path) -> None:
+    script = ROOT / "examples" / "nan_root_cause.py"
+    ran = subprocess.run([sys.executable, str(script), str(tmp_path)], capture_output=True, text=True, check=True)
+    found = re.search(r"^overflow_found: ranks (\[\d+\]), (\S+), kernel_fault", ran.stdout, re.M)
+    truth = re.search(r"^the truth: ranks (\[\d+\]), (\S+)", ran.stdout, re.M)
+    assert found and truth and found.groups() == truth.groups()
