@@ -77,4 +77,6 @@ def test_the_example_finds_the_fault(tmp_path: Path) -> None:
     ran = subprocess.run([sys.executable, str(script), str(tmp_path)], capture_output=True, text=True, check=True)
     found = re.search(r"^overflow_found: ranks (\[\d+\]), (\S+), kernel_fault", ran.stdout, re.M)
     truth = re.search(r"^the truth: ranks (\[\d+\]), (\S+)", ran.stdout, re.M)
-    assert found and truth and found.groups() == truth.groups()
+    assert found
+    assert truth
+    assert found.groups() == truth.groups()
