@@ -35,7 +35,7 @@ def guarded(app: Callable[[], Any]) -> int:
         return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 2
     except NumprobeError as error:
         show_error(error)
-        return 2
+        return 4 if error.code.startswith("E-EXE") else 2
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader of our output has gone

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from numprobe.formats.msprobe.index import STORED
 from numprobe.formats.msprobe.reference import TOO_DEEP, bounded_int, whole_characters
 from numprobe.record.names import DEBUG, PARAMETERS_GRAD, OpName, parse_name
 from numprobe.record.nonfinite import kind_bits, number
@@ -209,3 +210,20 @@ def _bounded(value: Any, depth: int = 0) -> Any:
     if isinstance(value, dict):
         return {k: _bounded(v, depth + 1) for k, v in value.items()} if depth < KEPT_DEPTH else None
     return value
+
+
+def member_flags(name: str, raw: bytes) -> tuple[int, int, int]:
+    """Flags (input, output, parameter) of one member by full decode.
+
+    Raises:
+        UndecodableMember: no JSON, or nested too deeply.
+    """
+    op = parse_name(name)
+    body = decode_repeated(raw)
+    flags = [0, 0, 0]
+    sections = body if isinstance(body, dict) and op.kind != DEBUG else {"": body}
+    for section, content in sections.items():
+        role = section_role(op, section)
+        if role != OTHER:
+            flags[0 if role == INPUT else 2 if role == PARAMETER else 1] |= extrema(content) & int(STORED)
+    return flags[0], flags[1], flags[2]
