@@ -80,3 +80,12 @@ def test_the_example_finds_the_fault(tmp_path: Path) -> None:
     assert found
     assert truth
     assert found.groups() == truth.groups()
+
+
+def test_every_error_code_is_documented() -> None:
+    source = "".join(f.read_text(encoding="utf-8") for f in (ROOT / "src").rglob("*.py"))
+    raised = set(re.findall(r'"(E-[A-Z]{3}-\d{3})"', source))
+    documented = set(
+        re.findall(r"^\| (E-[A-Z]{3}-\d{3}) \|", (ROOT / "docs" / "errors.md").read_text(encoding="utf-8"), re.M)
+    )
+    assert raised == documented

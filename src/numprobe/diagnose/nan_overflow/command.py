@@ -12,6 +12,8 @@ from numprobe.diagnose.nan_overflow.messages import CATALOGUE, say
 from numprobe.diagnose.nan_overflow.page.screen import render_json_line, render_rank_map, render_terminal
 from numprobe.diagnose.nan_overflow.skill import STAGES, Analysis, NanOptions, analyse
 from numprobe.execution.stages import Listener, ignore
+from numprobe.formats.layout import find_layout
+from numprobe.record.errors import NumprobeError
 from numprobe.report.progress import progress_display
 from numprobe.report.run_folder import RunFolder, open_run
 from numprobe.report.terminal import Style
@@ -33,7 +35,7 @@ def run_to_folder(
         NumprobeError: nothing readable at ``dump``, or ``out`` holds something else.
     """
     options = options or NanOptions()
-    _check(dump)
+    _check(dump, out)
     run = open_run("nan", out, {"dump": str(dump.resolve())}, _manifest_options(options, lang, compat))
     try:
         analysis = analyse(dump, options, listener, lang=lang)
@@ -82,11 +84,17 @@ def run_command(
     return result.exit_code
 
 
-def _check(dump: Path) -> None:
-    """Fail on a wrong path before an output folder is made."""
-    from numprobe.formats.layout import find_layout
-
-    find_layout(dump)
+def _check(dump: Path, out: Path | None) -> None:
+    """Fail on a wrong path before an output folder is made, and on one inside the dump."""
+    root = find_layout(dump).root.resolve()
+    folder = (out or Path("numprobe_out")).resolve()
+    if folder == root or root in folder.parents:
+        raise NumprobeError(
+            "E-OUT-003",
+            "the output would lie inside the dump, which is never written to",
+            where=str(out or folder),
+            do="choose an -o outside of the dump",
+        )
 
 
 def _manifest_options(options: NanOptions, lang: str, compat: bool) -> dict[str, Any]:
