@@ -6,6 +6,7 @@ Closing the iterator, or Ctrl-C in it, cancels what has not begun.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -74,3 +75,4 @@ def choose(jobs: int | None, items: int, size: int) -> Executor:
 def _begin_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     keep_freed_memory()
+    gc.disable()  # see memory.without_collector

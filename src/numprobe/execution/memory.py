@@ -1,8 +1,11 @@
-"""The C library's allocator, told to keep what it has."""
+"""Memory habits of a batch job: the C library keeps what it has, the collector rests."""
 
 from __future__ import annotations
 
+import gc
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of mallopt(3) in glibc
 
@@ -24,3 +27,15 @@ def keep_freed_memory(limit: int = 1 << 26) -> None:
         return
     mallopt(_MMAP_THRESHOLD, limit // 2)
     mallopt(_TRIM_THRESHOLD, limit)
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """No cyclic garbage collection inside: millions of small objects without cycles make it cost a third of the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

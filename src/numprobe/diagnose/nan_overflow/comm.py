@@ -18,7 +18,7 @@ from numprobe.record.nonfinite import Kinds, kind_bits, number
 from numprobe.record.shapes import MAX_NUMEL
 
 
-class Signature(msgspec.Struct, frozen=True, array_like=True):
+class Signature(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What joins are verified by: total numel, extrema, and the sum of squares; None where a statistic is absent."""
 
     numel: int
@@ -31,7 +31,7 @@ class Signature(msgspec.Struct, frozen=True, array_like=True):
         return self.max is not None and self.min is not None and math.isfinite(self.max) and math.isfinite(self.min)
 
 
-class CommCall(msgspec.Struct, array_like=True):
+class CommCall(msgspec.Struct, array_like=True, gc=False):
     """One collective or one point-to-point transfer of one rank. A batch_isend_irecv gives one a P2POp."""
 
     index: int
@@ -94,7 +94,7 @@ def keeps_squares(api: str) -> bool:
     return api in _KEEPS_SQUARES
 
 
-class _Item(msgspec.Struct):
+class _Item(msgspec.Struct, gc=False):
     """Any object in a communication record: a tensor, a scalar, a process group, a P2POp. What is not needed is skipped."""
 
     type: Any = None
@@ -112,7 +112,7 @@ class _Item(msgspec.Struct):
     tensor: Any = None
 
 
-class _Call(msgspec.Struct):
+class _Call(msgspec.Struct, gc=False):
     input_args: list[_Item | list[Any] | str | int | float | bool | None] | None = None
     input_kwargs: dict[str, _Item | list[Any] | str | int | float | bool | None] | None = None
     output: list[_Item | list[Any] | str | int | float | bool | None] | None = None

@@ -11,6 +11,7 @@ from numprobe.diagnose.nan_overflow.artifacts import write_artifacts
 from numprobe.diagnose.nan_overflow.messages import CATALOGUE, say
 from numprobe.diagnose.nan_overflow.page.screen import render_json_line, render_rank_map, render_terminal
 from numprobe.diagnose.nan_overflow.skill import STAGES, Analysis, NanOptions, analyse
+from numprobe.execution.memory import without_collector
 from numprobe.execution.stages import Listener, ignore
 from numprobe.formats.layout import find_layout
 from numprobe.record.errors import NumprobeError
@@ -38,8 +39,9 @@ def run_to_folder(
     _check(dump, out)
     run = open_run("nan", out, {"dump": str(dump.resolve())}, _manifest_options(options, lang, compat))
     try:
-        analysis = analyse(dump, options, listener, lang=lang)
-        write_artifacts(run, analysis, lang, compat=compat)
+        with without_collector():
+            analysis = analyse(dump, options, listener, lang=lang)
+            write_artifacts(run, analysis, lang, compat=compat)
     except KeyboardInterrupt:
         run.finish("interrupted")
         raise

@@ -249,6 +249,12 @@ class _Walk:
             if call.given & _INF and not call.given & _NAN:
                 numel = call.given_signature.numel if call.given_signature else None
                 for flow in self.infinities:
+                    if (
+                        flow.event.kind == "gap"
+                        and not flow.event.kinds & int(Kinds.POS_INF)
+                        and call.api not in REDUCING
+                    ):
+                        continue  # a mask, made by something unrecorded, that is sent along
                     if any(s[0] == numel or numel is None for s in flow.signatures):
                         flow.last, flow.at = "live", i
             own = call.api not in ("broadcast", "scatter") or call.peer in (-1, self.dump.place.rank)
@@ -279,9 +285,10 @@ class _Walk:
             self.add(self.event(record, "gap", call.given, after=after, after_name=name, lineage="unknown"))
 
     def sums_infinity(self, call: CommCall) -> bool:
-        """Does an infinity of this rank go into a reduction? Gradients and losses do, masks do not."""
+        """Does an infinity of this rank go into a sum? Gradients and losses do, masks do not."""
         return (
             call.api in REDUCING
+            and call.reduce_op not in ("MAX", "MIN")  # a maximum may start from -inf
             and bool(call.given & _INF)
             and not call.given & _NAN
             and not self.nan_seen
@@ -290,11 +297,9 @@ class _Walk:
         )
 
     def infinity_unexplained(self, i: int, call: CommCall) -> None:
-        """An infinity goes into a reduction that nothing recorded on this rank has made: the gradient of a weight, mostly."""
+        """An infinity goes into a sum that nothing recorded on this rank has made: the gradient of a weight, mostly."""
         record = self.dump.record(i)
         dirty = [v for v in _dirty_inputs(record) if call.given_signature and v.numel == call.given_signature.numel]
-        if any(str(v.scalar).upper().endswith((".MAX", ".MIN")) for v in record.of(INPUT) if not v.is_tensor):
-            return  # a maximum may start from -inf
         flow = self.flow_before(i, dirty)
         if flow is not None:
             flow.last, flow.at = "live", i
@@ -415,8 +420,7 @@ class _Walk:
         record = self.dump.record(i)
         dirty = _dirty_inputs(record)
         out = int(record.kinds(OUTPUT))
-        first = self.is_first_of_model(i, op)
-        if not first and self.use_of_garbage(i, op, record, dirty, out):
+        if self.use_of_garbage(i, op, record, dirty, out):
             return
         if _only_parameters(op, record, dirty):
             self.add(self.event(record, "parameter", (given | parameter) & _DIRTY, lineage="structural"))
@@ -425,7 +429,7 @@ class _Walk:
         if flow is not None:  # an unrecorded operator has made NaN of an infinity that is recorded
             self.turned(flow, i)
             return
-        if first or _comes_from_outside(op, record, dirty):
+        if self.is_first_of_model(i, op) or _comes_from_outside(op, record, dirty):
             self.add(self.event(record, "input_data", given, lineage="structural"))
             return
         after, name = self.last_clean(i)
@@ -440,8 +444,6 @@ class _Walk:
         """Does this record read memory that an allocation left unwritten? Copies hand it on, others use it."""
         if op.direction == BACKWARD:  # its inputs are gradients
             return False
-        if not self.calls and self.dump.place.rank is not None:  # NaN may have come from elsewhere without a record
-            return False
         sources = [
             g
             for g in self.garbage
@@ -455,6 +457,8 @@ class _Walk:
             self.garbage.extend(_Garbage(source.index, v.numel, source.gap) for v in record.of(OUTPUT) if v.kinds.dirty)
             self.note(op, i, out, "allocation_copied", "matched")
             return True
+        if not self.calls and self.dump.place.rank is not None:  # NaN may have come from elsewhere without a record
+            return False
         self.garbage_used.add(source.index)
         if source.gap is not None:
             self.add(source.gap)
