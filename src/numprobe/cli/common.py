@@ -27,10 +27,13 @@ Quiet = typer.Option(False, "--quiet", help="No progress, no colour.")
 Debug = typer.Option(False, "--debug", help="Show a traceback where the tool itself fails.")
 
 
-def guarded(app: Callable[[], Any]) -> int:
+def guarded(app: Callable[..., Any]) -> int:
     """Run a command line; errors become one message and an exit code."""
     try:
-        app()
+        code = app(standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except typer.TyperException as error:
+        return bad_usage(error)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 2
     except NumprobeError as error:
@@ -47,7 +50,18 @@ def guarded(app: Callable[[], Any]) -> int:
         else:
             print(f"numprobe failed: {type(error).__name__}: {error} (--debug shows where)", file=sys.stderr)
         return 4
-    return 0
+
+
+def bad_usage(error: Any) -> int:
+    """An unknown option, a missing argument, a value of the wrong kind; without any argument, the help."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        return 2
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "numprobe"
+    what = " ".join(error.format_message().split()).rstrip(".")
+    show_error(NumprobeError("E-USE-001", what, do=f"{command} -h lists what it takes"))
+    return 2
 
 
 def language(chosen: str | None) -> str:

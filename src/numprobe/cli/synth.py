@@ -24,9 +24,9 @@ def synth_nan(
     debug: bool = common.Debug,
 ) -> None:
     """Write a dump whose cause is known; truth.json beside the steps says what it is."""
-    from numprobe.synth import HELD_OUT, SCENARIOS, simulate
+    from numprobe.synth import SCENARIOS, simulate
 
-    names = [*SCENARIOS, *HELD_OUT]
+    names = list(SCENARIOS)
     if listed:
         print("\n".join(names))
         return

@@ -17,7 +17,10 @@ from numprobe.formats.layout import find_layout
 from numprobe.record.errors import NumprobeError
 from numprobe.report.progress import progress_display
 from numprobe.report.run_folder import RunFolder, open_run
-from numprobe.report.terminal import Style
+from numprobe.report.terminal import Style, printable
+
+MAX_WARNINGS = 8
+CODES = {"missing": "E-FMT-020", "partial": "E-FMT-021"}  # an unreadable rank's reason has its own
 
 
 def run_to_folder(
@@ -76,6 +79,8 @@ def run_command(
     finally:
         display.close()
     result = analysis.result
+    for line in _unread(analysis, lang, style_err):
+        print(line, file=sys.stderr)
     folder = run.path.as_posix()
     if as_json:
         print(render_json_line(result, folder))
@@ -84,6 +89,22 @@ def run_command(
         if verbose:
             print(f"\n{render_rank_map(result, lang, style_out)}\n\n{say(lang, 'screen.report')}  {folder}/report.html")
     return result.exit_code
+
+
+def _unread(analysis: Analysis, lang: str, style: Style) -> list[str]:
+    """One line for each rank that was not read whole: what and where; then what to do."""
+    lines: list[str] = []
+    ranks: list[int] = []
+    for row in analysis.result.ranks:
+        if row.note is None:
+            continue
+        what = say(lang, row.note.key, **row.note.values)
+        code = f"{CODES[row.status]}  " if row.status in CODES else ""
+        lines.append(f"{style.symbol('warning')} {code}{printable(f'{row.rank_key}/dump.json: {what}')}")
+        ranks += [row.rank] if row.rank is not None else []
+    if len(lines) > MAX_WARNINGS:
+        lines[MAX_WARNINGS:] = [f"{style.symbol('warning')} +{len(lines) - MAX_WARNINGS}: report.md"]
+    return [*lines, f"  {say(lang, 'check.read_rank', ranks=ranks)}"] if ranks else lines
 
 
 def _check(dump: Path, out: Path | None) -> None:

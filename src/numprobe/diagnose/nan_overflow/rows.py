@@ -117,9 +117,24 @@ def rank_rows(
                 via,
                 givers,
                 depends.get(digest.key, False),
+                read_note(digest),
             )
         )
     return rows
+
+
+def read_note(digest: RankDigest) -> Params | None:
+    """What was read of a rank that is not whole; None for one that is."""
+    if digest.status == "missing":
+        return Params("row.no_dump" if digest.reason == "no_dump" else "row.missing", {"folder": digest.key})
+    if digest.status == "unreadable":
+        return Params("row.unreadable", {"error": digest.reason})
+    if digest.status != "partial":
+        return None
+    read: dict[str, str | int | float | list[int]] = {"records": digest.records, "offset": digest.reason_at}
+    if digest.reason == "truncated":
+        return Params("row.partial", {**read, "index": digest.records})
+    return Params("row.damaged", {**read, "reason": digest.reason})
 
 
 def spread_rows(

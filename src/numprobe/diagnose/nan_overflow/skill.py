@@ -156,8 +156,11 @@ def scan_rank(task: _Task) -> RankDigest:
     """One rank's digest, from the cache or from its files. A rank that cannot be read says so; it raises nothing."""
     place = task.place
     if place.problem:
-        status = "missing" if place.problem == "missing" else "unreadable"
-        return RankDigest(place.key, place.rank, status, place.problem)
+        if place.problem != "missing":
+            outside = NumprobeError("E-FMT-015", "a link that leads out of the dump folder")
+            return RankDigest(place.key, place.rank, "unreadable", str(outside))
+        reason = "no_dump" if place.folder.is_dir() else "missing"
+        return RankDigest(place.key, place.rank, "missing", reason)
     files = [place.dump, place.construct]
     entry = cache.entry(task.cache_to, files, "digest", DIGEST_VERSION) if task.cache_to else None
     stored = cache.load(entry, RankDigest)
