@@ -12,7 +12,7 @@ import numpy as np
 
 from numprobe.execution.executor import choose
 from numprobe.formats.dump import load_index, open_dump
-from numprobe.formats.layout import RankFolder
+from numprobe.formats.layout import RankFolder, choose_steps, none_readable
 from numprobe.formats.msprobe.index import RankIndex
 from numprobe.record.errors import NumprobeError
 from numprobe.record.nonfinite import DIRTY
@@ -92,14 +92,11 @@ def inspect(
     """Look at every rank's index.
 
     Raises:
-        NumprobeError: nothing readable at ``path``, or a choice that leaves nothing.
+        NumprobeError: nothing readable at ``path`` (E-FMT-001 to 003, 014), or a choice that leaves nothing (E-USE-005).
     """
     dump = open_dump(path)
-    chosen = [s for s in dump.steps if steps is None or s.step is None or s.step in steps]
-    folders = [(s, [r for r in s.ranks if ranks is None or r.rank is None or r.rank in ranks]) for s in chosen]
+    folders = [(s, s.ranks) for s in choose_steps(dump.steps, steps, ranks)]
     tasks = [(r, dump.cache_to) for _, members in folders for r in members]
-    if not tasks:
-        raise NumprobeError("E-USE-005", "--step and --rank leave nothing", where=str(path), do="choose others")
     size = sum(r.dump.stat().st_size for r, _ in tasks if not r.problem)
     seen: dict[tuple[int, str], RankOverview] = {}
     places = [(i, r.key) for i, (_, members) in enumerate(folders) for r in members]
@@ -107,6 +104,8 @@ def inspect(
     for position, (one, leaves) in choose(jobs, len(tasks), size)(_look, tasks):
         seen[places[position]] = one
         values += leaves
+    if not any(one.status in ("ok", "partial") for one in seen.values()):
+        raise none_readable(path, [f"{one.key}: {one.note or one.status}" for one in seen.values()])
     found = tuple(
         StepOverview(s.step, tuple(seen[i, r.key] for r in members)) for i, (s, members) in enumerate(folders)
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -44,11 +46,25 @@ class RankFolder:
 
 @dataclass(frozen=True)
 class StepFolder:
-    """One step: its number (None if the path names no step) and its ranks, in rank order."""
+    """One step: its number (None if the path names no step) and its ranks, in rank order.
+
+    ``left_out``: numbers of further ranks that lie there and that nobody asked for.
+    """
 
     step: int | None
     folder: Path
     ranks: tuple[RankFolder, ...]
+    left_out: tuple[int, ...] = ()
+
+    @property
+    def numbers(self) -> frozenset[int]:
+        """Every rank number that is known here, read or not."""
+        return frozenset((*(r.rank for r in self.ranks if r.rank is not None), *self.left_out))
+
+    def choose(self, ranks: frozenset[int]) -> StepFolder:
+        """These ranks alone; the others are left out. Folders without a number stay."""
+        kept = tuple(r for r in self.ranks if r.rank is None or r.rank in ranks)
+        return replace(self, ranks=kept, left_out=tuple(sorted(self.numbers - ranks)))
 
     @property
     def missing(self) -> list[RankFolder]:
@@ -111,7 +127,16 @@ def _single(path: Path) -> DumpLayout:
         )
     step = path.parent.parent
     rank = replace(_rank_folder(path.parent, step), file=path.name, problem="")
-    return DumpLayout(path.parent, (StepFolder(_step_of(step), step, (rank,)),))
+    return DumpLayout(path.parent, (_one_rank(rank, step),))
+
+
+def _one_rank(rank: RankFolder, step: Path) -> StepFolder:
+    """A step of which one rank was named; the ranks beside it are left out."""
+    beside: set[int] = set()
+    if rank.rank is not None:
+        with suppress(OSError):
+            beside = {int(f.group(1)) for p in step.iterdir() if (f := _RANK.match(p.name)) and f.group(1)}
+    return StepFolder(_step_of(step), step, (rank,), tuple(sorted(beside - {rank.rank})))
 
 
 def _folder(path: Path, depth: int) -> DumpLayout:
@@ -125,8 +150,7 @@ def _folder(path: Path, depth: int) -> DumpLayout:
         unknown = tuple(p.name for p in children if _step_of(p) is None)
         return _complete(DumpLayout(path, tuple(f for f in found if f.ranks), unknown=unknown), path)
     if any((path / name).exists() for name in DUMP_FILES):
-        parent = path.parent
-        return DumpLayout(path, (StepFolder(_step_of(parent), parent, (_rank_folder(path, path),)),))
+        return DumpLayout(path, (_one_rank(_rank_folder(path, path), path.resolve().parent),))
     if any(_is_rank(p) for p in children):
         unknown = tuple(p.name for p in children if not _is_rank(p))
         return _complete(DumpLayout(path, (_step(path, _step_of(path), path),), unknown=unknown), path)
@@ -239,3 +263,36 @@ def _complete(layout: DumpLayout, path: Path) -> DumpLayout:
         ranks = sorted([*step.ranks, *absent], key=lambda r: (r.rank is None, r.rank or 0))
         steps.append(replace(step, ranks=tuple(ranks)))
     return replace(layout, steps=tuple(steps))
+
+
+def choose_steps(
+    steps: Sequence[StepFolder], numbers: frozenset[int] | None, ranks: frozenset[int] | None
+) -> list[StepFolder]:
+    """The steps with these numbers, each with these ranks only; None chooses all.
+
+    Raises:
+        NumprobeError: E-USE-005 nothing is left.
+    """
+    chosen = [s for s in steps if numbers is None or s.step is None or s.step in numbers]
+    if not chosen:
+        have = ", ".join(str(s.step) for s in steps)
+        raise NumprobeError("E-USE-005", "--step leaves no step", found=f"steps {have}", do="choose one of these")
+    if ranks is None:
+        return chosen
+    left = [one for s in chosen if (one := s.choose(ranks)).ranks]
+    if not left:
+        known = sorted(frozenset().union(*(s.numbers for s in chosen)))
+        span = f"ranks {known[0]} to {known[-1]}" if known else "no rank"
+        raise NumprobeError("E-USE-005", "--rank leaves no rank", found=span, do="choose some of these")
+    return left
+
+
+def none_readable(where: Path, reasons: Sequence[str]) -> NumprobeError:
+    """E-FMT-014, with the first reasons."""
+    return NumprobeError(
+        "E-FMT-014",
+        "no rank could be read",
+        where=str(where),
+        found="; ".join(reasons[:3]),
+        do="check that the folder holds dump.json files that you may read",
+    )

@@ -174,6 +174,14 @@ def _recompute(event: Event, record: Record, forward: Record | None) -> tuple[st
     return None
 
 
+def _exp(x: float) -> float:
+    """exp(x), inf where it leaves fp64 too."""
+    try:
+        return math.exp(x)
+    except OverflowError:
+        return math.inf
+
+
 def _range(event: Event, record: Record, forward: Record | None) -> tuple[str, Params] | None:
     """Figures of the size of the dtype's limit."""
     out = output_of(record)
@@ -189,12 +197,12 @@ def _range(event: Event, record: Record, forward: Record | None) -> tuple[str, P
         x = sizes[0][1]
         if name in apis.EXPONENTIALS:
             high = _high(sizes[0][0]) or 0.0
-            estimate = math.exp(min(high, 700.0))
+            estimate = _exp(high)
         elif any(word in name for word in ("swiglu", "geglu", "reglu")):  # one half of the input times the other
             estimate = x * x
         elif name in ("pow", "square", "float_power"):
             power = next((s for v in record.of(INPUT) if not v.is_tensor and (s := _scalar(v)) is not None), 2.0)
-            estimate = math.exp(min(700.0, power * math.log(x))) if x > 0 else None
+            estimate = _exp(power * math.log(x)) if x > 0 else None
         elif name in ("sum", "cumsum"):
             total = sizes[0][0]
             if total.mean is not None and total.numel and math.isfinite(total.mean):

@@ -24,7 +24,7 @@ from numprobe.diagnose.nan_overflow.result import (
 )
 from numprobe.diagnose.nan_overflow.sources import Origin, Verdicts
 from numprobe.formats.dump import RankDump
-from numprobe.record.dtypes import float_format
+from numprobe.record.dtypes import FLOATS, float_format
 from numprobe.record.names import BACKWARD, FORWARD, parse_name
 from numprobe.record.nonfinite import DIRTY, Kinds
 from numprobe.record.trace import INPUT, OUTPUT, PARAMETER, Record, Value
@@ -50,6 +50,7 @@ class View:
     order: Order
     verdicts: Verdicts
     relative: dict[str, str]  # rank key -> path of dump.json relative to the dump folder
+    left_out: tuple[int, ...] = ()  # ranks that are there and were not to be read
     _absent: dict[int, dict[int, int]] = field(default_factory=dict)
 
     def cite(self, digest: RankDigest, index: int, name: str, slot: str = "") -> Citation:
@@ -64,16 +65,38 @@ class View:
     def unread(self) -> list[RankDigest]:
         return [d for d in self.digests if d.status != "ok"]
 
-    def could_precede(self, unread: RankDigest, origin: Origin) -> bool:
-        """Could what was not read of this rank have happened before the origin and reached it?"""
-        if unread.rank is None:
+    def could_precede(self, rank: int | None, origin: Origin) -> bool:
+        """Could what was not read of this rank have happened before the origin and reached it?
+
+        Where no communication is recorded, any rank may have sent what a record got; an operator with clean inputs got nothing.
+        """
+        if rank is None:
             return False
-        if unread.rank not in self._absent:
-            self._absent[unread.rank] = self.order.reach_of_absent(unread.rank)
-        reach = self._absent[unread.rank]
+        if not any(d.calls for d in self.digests):
+            got = origin.weak or origin.kind in ("input_data", "outside") or parse_name(origin.event.name).is_module
+            return got and origin.digest.rank is not None
+        if rank not in self._absent:
+            self._absent[rank] = self.order.reach_of_absent(rank)
+        reach = self._absent[rank]
         return any(
             d.rank is not None and reach.get(d.rank, NEVER) <= e.index
             for d, e in zip(origin.digests, origin.events, strict=True)
+        )
+
+    def unseen(self) -> list[int]:
+        """Ranks that were not read, or not in full, or not to be read."""
+        return sorted({*self.left_out, *(d.rank for d in self.unread() if d.rank is not None)})
+
+    def unseen_could_be(self, origin: Origin) -> list[int]:
+        """Ranks that may be the source in place of ``origin``, where no communication is recorded that would tell."""
+        if any(d.calls for d in self.digests):
+            return []
+        return [r for r in self.unseen() if self.could_precede(r, origin)]
+
+    def to_read(self, ranks: Sequence[int]) -> Params:
+        """What to do to see these ranks too."""
+        return Params(
+            "check.whole_step" if set(ranks) <= set(self.left_out) else "check.read_rank", {"ranks": list(ranks)}
         )
 
 
@@ -366,7 +389,7 @@ def confidence_terms(view: View, origin: Origin, made: Candidate, finding: Findi
     else:
         terms.append(Term(-0.05, Params("term.concurrent", {"count": minimal - 1})))
     reached, lost = explained(view, origin)
-    if not lost:
+    if reached and not lost:
         terms.append(Term(0.15, Params("term.all_explained", {"count": len(reached)})))
     if made.bound is not None and made.bound.contradicts_output:
         terms.append(Term(0.15, Params("term.bound", {"bound": made.bound.value or 0.0, "kinds": made.kinds})))
@@ -374,14 +397,12 @@ def confidence_terms(view: View, origin: Origin, made: Candidate, finding: Findi
         terms.append(Term(0.15, Params("term.class_proof", {"class": made.clazz})))
     if made.peers_clean:
         terms.append(Term(0.1, Params("term.peers_clean", {"peers": made.peers_clean})))
-    before = [d for d in view.unread() if view.could_precede(d, origin)]
-    after = [d for d in view.unread() if d not in before]
+    before = [r for r in view.unseen() if view.could_precede(r, origin)]
+    after = [r for r in view.unseen() if r not in before]
     if before:
-        ranks = [d.rank for d in before if d.rank is not None]
-        terms.append(Term(-0.2, Params("term.rank_unread", {"ranks": ranks})))
+        terms.append(Term(-0.2, Params("term.rank_unread", {"ranks": before})))
     if after:
-        ranks = [d.rank for d in after if d.rank is not None]
-        terms.append(Term(max(-0.02 * len(after), -0.05), Params("term.unread_irrelevant", {"ranks": ranks})))
+        terms.append(Term(max(-0.02 * len(after), -0.05), Params("term.unread_irrelevant", {"ranks": after})))
     unknown = next((s.slot for s in made.slots if s.role == INPUT and s.state == "unknown"), None)
     if unknown is not None and origin.kind == "introduced":
         terms.append(Term(-0.15, Params("term.unrecorded_argument", {"slot": unknown})))
@@ -412,7 +433,7 @@ def dirty_slot(made: Candidate) -> str:
     return next((slot for slot, state in states if state not in ("finite", "", "unknown")), "")
 
 
-def next_checks(made: Candidate, finding: Finding) -> list[Params]:
+def next_checks(view: View, made: Candidate, finding: Finding) -> list[Params]:
     """Targeted checks for the class (NAN-31)."""
     op = made.op_name
     slot = next((str(m.values["slot"]) for m in finding.messages if "slot" in m.values), "")
@@ -428,9 +449,12 @@ def next_checks(made: Candidate, finding: Finding) -> list[Params]:
         counts = next((s.slot for s in made.slots if "group_list" in s.slot), "")
         if counts:
             checks.append(Params("check.empty_expert", {"slot": counts}))
-        checks += [Params("check.kernel_memory"), Params("check.record_tensors", {"op": op})]
+        checks.append(Params("check.kernel_memory"))
     elif clazz == "range_overflow":
-        checks += [Params("check.range", {"op": op, "dtype": dtype}), Params("check.rerun_op", {"op": op})]
+        form = float_format(dtype)
+        narrow = form is not None and form.max < FLOATS["bf16"].max
+        checks.append(Params("check.range" if narrow else "check.size", {"op": op, "dtype": dtype}))
+        checks.append(Params("check.rerun_op", {"op": op}))
     elif clazz == "domain_error":
         checks.append(Params("check.domain", {"slot": slot or "input", "op": op}))
     elif clazz == "zero_times_inf":
@@ -438,7 +462,7 @@ def next_checks(made: Candidate, finding: Finding) -> list[Params]:
     elif clazz == "fully_masked_row":
         checks.append(Params("check.masked_row"))
     elif clazz == "bad_parameter":
-        checks += [Params("check.parameter", {"slot": dirty or "weight"}), Params("check.earlier_step")]
+        checks.append(Params("check.parameter", {"slot": dirty or "weight"}))
     elif clazz == "bad_input_data":
         checks.append(Params("check.input_data", {"slot": dirty} if dirty else {}))
     elif clazz == "empty_batch":
@@ -453,7 +477,7 @@ def next_checks(made: Candidate, finding: Finding) -> list[Params]:
     elif clazz == "communication_fault":
         checks.append(Params("check.communication", {"op": op}))
     elif clazz == "source_outside_view" and made.suspects:
-        checks.append(Params("check.read_rank", {"ranks": made.suspects}))
+        checks.append(view.to_read(made.suspects))
     if made.kind in ("gap", "container"):
         if made.gap_after:
             checks.append(Params("check.record_gap", {"after": made.gap_after, "op": op}))

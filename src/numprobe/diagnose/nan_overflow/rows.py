@@ -223,11 +223,13 @@ def excluded_rows(digests: Sequence[RankDigest], cite: CiteOne, user: Counter[st
     return sorted(rows, key=lambda e: (-e.count, e.op, e.reason, e.kinds))
 
 
-def unread_limits(digests: Sequence[RankDigest]) -> list[Params]:
+def unread_limits(digests: Sequence[RankDigest], left_out: Sequence[int]) -> list[Params]:
     """What was not read, as limits of the conclusion."""
     limits: list[Params] = []
     for status in ("missing", "partial", "unreadable"):
         ranks = sorted(d.rank for d in digests if d.status == status and d.rank is not None)
         if ranks:
             limits.append(Params(f"limit.rank_{status}", {"ranks": ranks}))
+    if left_out:
+        limits.append(Params("limit.left_out", {"ranks": list(left_out)}))
     return limits

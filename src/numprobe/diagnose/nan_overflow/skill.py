@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
@@ -25,12 +25,12 @@ from numprobe.diagnose.nan_overflow.messages import say
 from numprobe.diagnose.nan_overflow.order import Order
 from numprobe.diagnose.nan_overflow.result import Candidate, NanResult, Params, StepRow
 from numprobe.diagnose.nan_overflow.rows import coordinates, excluded_rows, rank_rows, spread_rows, unread_limits
-from numprobe.diagnose.nan_overflow.sources import Origin, Verdicts, find_sources
+from numprobe.diagnose.nan_overflow.sources import Origin, find_sources, is_excluded
 from numprobe.execution.executor import choose
 from numprobe.execution.stages import Listener, Stages, ignore
 from numprobe.formats import cache
 from numprobe.formats.dump import Dump, RankDump, open_dump
-from numprobe.formats.layout import RankFolder, StepFolder
+from numprobe.formats.layout import RankFolder, StepFolder, choose_steps, none_readable
 from numprobe.record.dtypes import short_dtype
 from numprobe.record.errors import NumprobeError
 from numprobe.record.nonfinite import Kinds
@@ -70,6 +70,22 @@ class Analysis:
     timings: dict[str, float]
 
 
+@dataclass
+class _Read:
+    """What was read of all steps so far."""
+
+    records: int = 0
+    bytes: int = 0
+    abnormal: int = 0
+    ranks: set[str] = field(default_factory=set)
+
+    def add(self, digests: Sequence[RankDigest]) -> None:
+        self.records += sum(d.records for d in digests)
+        self.bytes += sum(d.size for d in digests)
+        self.abnormal += _abnormal(digests)
+        self.ranks |= {d.key for d in digests if d.status in ("ok", "partial")}
+
+
 def analyse(
     path: str | Path, options: NanOptions | None = None, listener: Listener = ignore, *, lang: str = "en"
 ) -> Analysis:
@@ -86,17 +102,21 @@ def analyse(
     words = partial(say, lang)
     stages.begin(STAGES[0])
     dump = open_dump(path, use_cache=options.use_cache)
-    steps = _chosen(dump, options)
+    steps = choose_steps(dump.steps, options.steps, options.ranks)
     listed = [r for s in steps for r in s.ranks]
     missing = sum(bool(r.problem) for r in listed)
     stages.end(
-        note=words("nan.note.ranks", count=len(listed), missing=missing or None), done=len(listed), total=len(listed)
+        note=words("nan.note.ranks", count=len({r.key for r in listed}), missing=missing or None),
+        done=len(listed),
+        total=len(listed),
     )
     rows: list[StepRow] = []
+    read = _Read()
     scaled: list[NanResult] = []
     undecided: list[tuple[NanResult, View | None]] = []
     for position, step in enumerate(steps):
         digests = _scan(dump, step, options, stages, words)
+        read.add(digests)
         last = position == len(steps) - 1
         result, view = _conclude(dump, step, digests, options, stages, words)
         rows.append(_step_row(step, digests, result))
@@ -114,6 +134,9 @@ def analyse(
                 result = scaled[0]
             if result.verdict == "no_overflow":
                 result.step = None
+                result.records, result.bytes = read.records, read.bytes
+                if not scaled:
+                    result.headline = _nothing_found(read.records, read.abnormal, len(read.ranks))
             result.steps = rows + [
                 StepRow(s.step, len(s.ranks), [], [], 0, 0, "not_scanned") for s in steps[position + 1 :]
             ]
@@ -121,26 +144,6 @@ def analyse(
                 result.notes.append(Params("note.steps", {"step": step.step if step.step is not None else 0}))
             return Analysis(result, view, dump, stages.timings)
     raise AssertionError("a dump has at least one step")
-
-
-def _chosen(dump: Dump, options: NanOptions) -> list[StepFolder]:
-    steps = list(dump.steps)
-    if options.steps is not None:
-        steps = [s for s in steps if s.step is None or s.step in options.steps]
-        if not steps:
-            have = ", ".join(str(s.step) for s in dump.steps)
-            raise NumprobeError("E-USE-005", "--step leaves no step", found=f"steps {have}", do="choose one of these")
-    if options.ranks is not None:
-        chosen = [
-            StepFolder(s.step, s.folder, tuple(r for r in s.ranks if r.rank is None or r.rank in options.ranks))
-            for s in steps
-        ]
-        steps = [s for s in chosen if s.ranks]
-        if not steps:
-            numbered = sorted({r.rank for s in dump.steps for r in s.ranks if r.rank is not None})
-            span = f"ranks {numbered[0]} to {numbered[-1]}" if numbered else "no rank"
-            raise NumprobeError("E-USE-005", "--rank leaves no rank", found=span, do="choose some of these")
-    return steps
 
 
 # --- stage 2 -----------------------------------------------------------------------------------------------------
@@ -193,14 +196,8 @@ def _scan(dump: Dump, step: StepFolder, options: NanOptions, stages: Stages, wor
         raise
     found = [d for d in digests if d is not None]
     if not any(d.status in ("ok", "partial") for d in found):
-        reasons = [f"{d.key}: {d.reason or d.status}" for d in found[:3]]
-        raise NumprobeError(
-            "E-FMT-014",
-            "no rank could be read",
-            where=str(step.folder),
-            found="; ".join(reasons),
-            do="check that the folder holds dump.json files that you may read",
-        )
+        reasons = [f"{d.key}: {d.reason or d.status}" for d in found]
+        raise none_readable(step.folder, reasons)
     cut = sum(d.status == "partial" for d in found)
     records = sum(d.records for d in found)
     note = words("nan.note.scanned", files=done, size=read, records=records, partial=cut or None)
@@ -237,9 +234,7 @@ def _conclude(
         result.next_checks = [Params("check.record_statistics")]
         return result, None
     stages.begin(STAGES[2])
-    world = frozenset(r.rank for r in step.ranks if r.rank is not None) | frozenset(
-        r.rank for s in dump.steps for r in s.ranks if r.rank is not None
-    )
+    world = step.numbers.union(*(s.numbers for s in dump.steps))
     joined = join(digests, world)
     order = Order(joined)
     summary = joined.summary
@@ -256,7 +251,7 @@ def _conclude(
     later = len(verdicts.sources) - verdicts.minimal
     stages.end(words("nan.note.sources", count=verdicts.minimal, later=later or None))
     stages.begin(STAGES[4])
-    view = View(step.step, digests, dumps, joined, order, verdicts, _relative(dump, step))
+    view = View(step.step, digests, dumps, joined, order, verdicts, _relative(dump, step), step.left_out)
     _fill(result, view, options, scaling_is_fault)
     looks = sum(e.count for e in result.excluded)
     stages.end(words("nan.note.traced", excluded=looks, alternatives=len(result.alternatives) or None))
@@ -293,8 +288,11 @@ def _fill(result: NanResult, view: View, options: NanOptions, scaling_is_fault: 
     """Verdict, candidates, evidence and tables."""
     verdicts, digests = view.verdicts, view.digests
     result.join = view.joined.summary
-    result.limits = unread_limits(digests) + _limits(view)
+    result.limits = unread_limits(digests, view.left_out) + _limits(view)
     result.notes = _notes(digests)
+    unused = [e for e in options.exclude if not any(is_excluded(name, (e,)) for name in verdicts.user_excluded)]
+    if unused:
+        result.notes.append(Params("note.exclude_unused", {"names": ", ".join(unused)}))
     result.user_excluded = sorted(verdicts.user_excluded)
     sources = verdicts.sources
     scaling = None if scaling_is_fault else _loss_scaling(view)
@@ -308,7 +306,7 @@ def _fill(result: NanResult, view: View, options: NanOptions, scaling_is_fault: 
         result.headline = Params("headline.dirty_from_start", {"ranks": dirty})
         step = view.step
         result.next_checks = [Params("check.earlier_step", {} if step is None else {"step": step})]
-    elif sources[0].kind == "outside" or verdicts.undecided:
+    elif sources[0].kind == "outside" or verdicts.undecided or view.unseen_could_be(sources[0]):
         result.verdict = "inconclusive"
     else:
         result.verdict = "overflow_found"
@@ -322,7 +320,7 @@ def _fill(result: NanResult, view: View, options: NanOptions, scaling_is_fault: 
         if result.verdict == "overflow_found"
         else set()
     )
-    depends = {d.key: bool(sources) and view.could_precede(d, sources[0]) for d in view.unread()}
+    depends = {d.key: bool(sources) and view.could_precede(d.rank, sources[0]) for d in view.unread()}
     if result.verdict == "inconclusive":
         depends = {d.key: True for d in view.unread()}
     result.ranks = rank_rows(
@@ -353,8 +351,10 @@ def _candidates(result: NanResult, view: View, options: NanOptions) -> None:
         made.append(one)
         if position == 0:
             result.evidence = evidence_for(view, origin, one, finding, verdicts.minimal)
+            if unseen := view.unseen_could_be(origin):
+                result.next_checks.append(view.to_read(unseen))
             if not result.next_checks:
-                result.next_checks = next_checks(one, finding)
+                result.next_checks = next_checks(view, one, finding)
     others = [_alternative(view, o) for o in verdicts.alternatives]
     if result.verdict == "overflow_found":
         result.sources, result.alternatives = made, others
@@ -365,7 +365,7 @@ def _candidates(result: NanResult, view: View, options: NanOptions) -> None:
     result.source_ranks = first.ranks if result.verdict == "overflow_found" else []
     result.rank = min(result.source_ranks) if result.source_ranks else None
     if result.headline is None:
-        result.headline = _headline(first, listed[0], verdicts, result.verdict)
+        result.headline = _headline(first, listed[0], view, result.verdict)
 
 
 def _alternative(view: View, origin: Origin) -> Candidate:
@@ -375,7 +375,7 @@ def _alternative(view: View, origin: Origin) -> Candidate:
     return one
 
 
-def _headline(first: Candidate, origin: Origin, verdicts: Verdicts, verdict: str) -> Params:
+def _headline(first: Candidate, origin: Origin, view: View, verdict: str) -> Params:
     values: dict[str, str | int | float | list[int]] = {
         "kinds": first.kinds,
         "ranks": first.ranks or first.rank_key,
@@ -385,8 +385,11 @@ def _headline(first: Candidate, origin: Origin, verdicts: Verdicts, verdict: str
         (s.slot for s in first.slots if s.role in ("input", "parameter") and s.state not in ("finite", "", "unknown")),
         "",
     )
+    unseen = view.unseen_could_be(origin)
+    if verdict == "inconclusive" and unseen:
+        return Params("headline.unseen", {**values, "unseen": unseen})
     if verdict == "inconclusive" and origin.kind != "outside":
-        return Params("headline.ambiguous", {"count": max(len(first.ranks), verdicts.minimal)})
+        return Params("headline.ambiguous", {"count": max(len(first.ranks), view.verdicts.minimal)})
     if first.kind in ("gap", "container"):
         if first.gap_after:
             values["after"] = first.gap_after
@@ -412,7 +415,6 @@ def _headline(first: Candidate, origin: Origin, verdicts: Verdicts, verdict: str
 def _clean(result: NanResult, view: View, scaling: Params | None) -> None:
     """Nothing overflowed, or only what loss scaling lets overflow; or what was not read could hide a source."""
     unread = [d for d in view.unread() if not _ends_clean(view, d)]
-    looks = sum(look.count for d in view.digests for look in d.look_alikes)
     ranks = sum(1 for d in view.digests if d.status in ("ok", "partial"))
     if unread and scaling is None:
         result.verdict = "inconclusive"
@@ -420,17 +422,34 @@ def _clean(result: NanResult, view: View, scaling: Params | None) -> None:
         result.headline = Params("headline.unread", {"ranks": unread_ranks})
         result.next_checks = [Params("check.read_rank", {"ranks": unread_ranks})]
         return
+    if view.verdicts.user_excluded and scaling is None:
+        result.verdict = "inconclusive"
+        names = ", ".join(sorted(view.verdicts.user_excluded)[:3])
+        result.headline = Params("headline.all_excluded", {"count": len(view.verdicts.user_excluded), "names": names})
+        result.next_checks = [Params("check.exclude_less")]
+        return
     result.verdict = "no_overflow"
     if scaling is not None:
         result.headline = Params("headline.loss_scaling")
         result.notes.append(scaling)
         result.next_checks = [Params("check.loss_scale")]
-    elif looks:
-        result.headline = Params("headline.look_alikes", {"count": looks, "records": result.records, "ranks": ranks})
-        result.next_checks = [Params("check.coverage")]
     else:
-        result.headline = Params("headline.no_overflow", {"records": result.records, "ranks": ranks})
+        result.headline = _nothing_found(result.records, _abnormal(view.digests), ranks)
         result.next_checks = [Params("check.coverage")]
+
+
+def _nothing_found(records: int, abnormal: int, ranks: int) -> Params:
+    values: dict[str, str | int | float | list[int]] = {"records": records, "ranks": ranks}
+    return (
+        Params("headline.look_alikes", {**values, "count": abnormal})
+        if abnormal
+        else Params("headline.no_overflow", values)
+    )
+
+
+def _abnormal(digests: Sequence[RankDigest]) -> int:
+    """Records with a value that is not finite, whatever its reason."""
+    return sum(max(d.dirty_records, sum(look.count for look in d.look_alikes)) for d in digests)
 
 
 def _ends_clean(view: View, unread: RankDigest) -> bool:

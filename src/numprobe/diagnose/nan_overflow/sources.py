@@ -80,7 +80,7 @@ def find_sources(
     for digest in digests:
         first = received.get(digest.rank) if digest.rank is not None else None
         for event in digest.events:
-            if any(event.name == e or event.name.startswith(e) for e in exclude):
+            if is_excluded(event.name, exclude):
                 skipped[event.name] += 1
             elif event.kind not in EXPLAINABLE or first is None or first.call.index > event.index:
                 found.append((digest, event))
@@ -107,6 +107,11 @@ def find_sources(
     later = [o for o in later if o.kind != "outside"]
     undecided = _undecided(minimal, digests, recorded)
     return Verdicts(minimal + later, len(minimal), outside, received, hidden, undecided, skipped)
+
+
+def is_excluded(name: str, exclude: Sequence[str]) -> bool:
+    """Does the user's choice (names or prefixes) rule this record out?"""
+    return any(name.startswith(e) for e in exclude)
 
 
 def _starts(origin: Origin) -> list[tuple[int, Event]]:
@@ -278,7 +283,7 @@ def _from_communication(
         unknown = [r for r in instance.unknown_givers() if r not in {m for m, _ in members} or r not in instance.calls]
         if instance.api == "p2p" and not unknown and len(instance.calls) < 2:
             unknown = [r for r in instance.group if r not in instance.calls and isinstance(r, int)]
-        kind = "outside" if unknown else "communication"
+        kind = "outside" if unknown or len(instance.calls) < 2 else "communication"  # one call alone proves nothing
         chosen = [by_rank[r] for r, _ in members]
         events = [
             Event(f.call.index, f.call.name, kind, f.call.got & _DIRTY, f.call.given & _DIRTY, lineage="matched")

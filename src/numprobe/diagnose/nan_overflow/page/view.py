@@ -97,7 +97,7 @@ def extent(result: NanResult) -> list[Params]:
     if received == others:
         return [Params("extent.one") if others == 1 else Params("extent.all", {"others": others})]
     if not received:
-        return [Params("extent.none")]
+        return [Params("extent.none")] if result.join.instances else []
     return [Params("extent.some", {"received": received, "others": others})]
 
 
