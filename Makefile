@@ -36,4 +36,4 @@ docs: $(VENV)/.ready  ## every command of the documents runs, every link leads s
 	$(BIN)/pytest tests/docs
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage dist
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage dist demo

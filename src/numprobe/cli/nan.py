@@ -18,13 +18,15 @@ def nan(
     rank: str = common.Rank,
     top: int = typer.Option(1, "-k", "--top", help="List the first N independent overflow nodes.", min=1, metavar="N"),
     exclude: list[str] = typer.Option(
-        [], "--exclude", help="Leave out records of this name or prefix; may be repeated."
+        [], "--exclude", help="Leave out records of this name or prefix; may be repeated.", metavar="NAME"
     ),
     jobs: int = common.Jobs,
     executor: str = typer.Option("local", "--executor", help="local; ray follows.", hidden=True),
     lang: str = common.Lang,
     compat: str = typer.Option(None, "--compat", help="msprobe: also write its file names.", metavar="NAME"),
-    progress: str = typer.Option("auto", "--progress", help="auto or json (one line an event on stderr)."),
+    progress: str = typer.Option(
+        "auto", "--progress", help="auto or json (one line an event on stderr).", metavar="HOW"
+    ),
     full_digest: bool = typer.Option(False, "--full-digest", help="Digest the inputs whole, not only their edges."),
     no_cache: bool = typer.Option(False, "--no-cache", help="Neither read nor write the per-rank cache."),
     verbose: bool = typer.Option(False, "--verbose", help="Also print the map of ranks."),

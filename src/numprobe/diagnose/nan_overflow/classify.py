@@ -98,14 +98,14 @@ def _empty_batch(event: Event, record: Record, forward: Record | None) -> tuple[
     if name in apis.DIVISIONS and name != "reciprocal":
         operands = [v for v in record.of(INPUT) if v.is_tensor or _scalar(v) is not None]
         if len(operands) >= 2 and _all_zero(operands[0]) and _all_zero(operands[1]):
-            return _empty(operands[1])
+            return "empty_batch", Params("evidence.zero_by_zero", {"slot": operands[1].path, "op": record.name.name})
     if name in apis.MEANS or apis.is_loss(record.name):
         for v in inputs:
             if v.shape is not None and 0 in v.shape:
-                return _empty(v)
+                return _empty(record, v)
             whole = isinstance(v.max, int) and not isinstance(v.max, bool)
             if whole and v.max == v.min == IGNORE_INDEX:
-                return _empty(v)
+                return _empty(record, v)
     return None
 
 
@@ -279,11 +279,11 @@ def _all_zero(v: Value) -> bool:
     return _low(v) == 0 and _high(v) == 0
 
 
-def _empty(v: Value) -> tuple[str, Params]:
-    shape = f"[{', '.join(map(str, v.shape))}]" if v.shape is not None else ""
-    return "empty_batch", Params(
-        "evidence.empty_batch", {"slot": v.path, "shape": shape} if shape else {"slot": v.path}
-    )
+def _empty(record: Record, v: Value) -> tuple[str, Params]:
+    values: dict[str, str | int | float | list[int]] = {"slot": v.path, "op": record.name.name}
+    if v.shape is not None:
+        values["shape"] = f"[{', '.join(map(str, v.shape))}]"
+    return "empty_batch", Params("evidence.empty_batch", values)
 
 
 def _edge(clazz: str, op: str, v: Value, edge: str) -> tuple[str, Params]:

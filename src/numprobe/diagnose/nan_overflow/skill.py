@@ -37,7 +37,7 @@ from numprobe.record.nonfinite import Kinds
 from numprobe.record.trace import INPUT, OUTPUT
 
 STAGES = ("nan.stage.discover", "nan.stage.scan", "nan.stage.join", "nan.stage.rank", "nan.stage.trace")
-DIGEST_VERSION = 3
+DIGEST_VERSION = 4
 LOSS_SCALE = 2.0**8  # gradients of the loss of at least this size are scaled on purpose
 SCALED_GRADIENT = 2.0**4  # where the loss is not recorded: gradients of logits are at most 1 without a scale
 MAX_LOSS_RANKS = 16

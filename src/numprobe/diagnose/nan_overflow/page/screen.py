@@ -16,6 +16,7 @@ SYMBOLS = {"overflow_found": "error", "no_overflow": "pass", "inconclusive": "un
 MAP_LETTERS = {"source": "S", "relay": "r", "victim": "v", "clean": ".", "partial": "p", "missing": "x"}
 MOST_SLOTS = 8
 MOST_STAGES = 8
+MOST_SOURCES = 4
 MOST_CHECKS = 3
 
 
@@ -134,6 +135,9 @@ def _facts(result: NanResult, first: Candidate | None, lang: str, style: Style) 
         )
         also = [say(lang, "screen.sources", n=others)] if others else []
         also += [say(lang, "screen.alternatives", n=alternatives)] if alternatives else []
+        also += [
+            f"{printable(view.who(c))} {soft(c.op_name)} {c.confidence:.2f}" for c in result.sources[1:][:MOST_SOURCES]
+        ]
         if also:
             rows.append(("screen.also", say(lang, "list.comma").join(also)))
     else:
