@@ -115,7 +115,10 @@ import json, sys, time
 began = time.perf_counter()
 for path in sys.stdin.read().split("\\n"):
     with open(path, encoding="utf-8") as file:
-        json.load(file)
+        try:
+            json.load(file)
+        except ValueError:  # the truncated rank of the CI size: parsed up to its end
+            pass
 print(time.perf_counter() - began)
 """
 

@@ -81,12 +81,12 @@ def test_an_unread_rank_may_pass_it_on():
     """Rank 1 has no folder. Rank 0 and rank 2 share only it."""
     order = ordered([send(1, 1)], [], [recv(8, 1)])
     assert order.reach({0: 0}) == {0: 0, 2: 8}
-    assert order.reach_of_absent(1) == {2: 8}
+    assert order.reach_of_absent([1]) == {2: 8}
 
 
 def test_an_unread_rank_that_only_receives_reaches_nobody():
     order = ordered([send(1, 1)], [], [])
-    assert order.reach_of_absent(1) == {}
+    assert order.reach_of_absent([1]) == {}
 
 
 def test_a_hub_costs_one_look_a_member_not_one_a_pair():

@@ -51,7 +51,7 @@ class View:
     verdicts: Verdicts
     relative: dict[str, str]  # rank key -> path of dump.json relative to the dump folder
     left_out: tuple[int, ...] = ()  # ranks that are there and were not to be read
-    _absent: dict[int, dict[int, int]] = field(default_factory=dict)
+    _absent: dict[tuple[int, ...], dict[int, int]] = field(default_factory=dict)
 
     def cite(self, digest: RankDigest, index: int, name: str, slot: str = "") -> Citation:
         dump = self.dumps.get(digest.key)
@@ -75,9 +75,10 @@ class View:
         if not any(d.calls for d in self.digests):
             got = origin.weak or origin.kind in ("input_data", "outside") or parse_name(origin.event.name).is_module
             return got and origin.digest.rank is not None
-        if rank not in self._absent:
-            self._absent[rank] = self.order.reach_of_absent(rank)
-        reach = self._absent[rank]
+        together = self.left_out if rank in self.left_out else (rank,)  # those left out may be many: one for all
+        if together not in self._absent:
+            self._absent[together] = self.order.reach_of_absent(together)
+        reach = self._absent[together]
         return any(
             d.rank is not None and reach.get(d.rank, NEVER) <= e.index
             for d, e in zip(origin.digests, origin.events, strict=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from numprobe.diagnose.nan_overflow.join import CONTRADICTED, Instance, Joined
@@ -77,12 +78,13 @@ class Order:
         since[rank] = progress
         return True
 
-    def reach_of_absent(self, rank: int) -> dict[int, int]:
-        """What the unread calls of a missing or partial rank could have touched."""
+    def reach_of_absent(self, ranks: Iterable[int]) -> dict[int, int]:
+        """What the unread calls of missing or partial ranks could have touched."""
         starts: dict[int, int] = {}
-        for instance in self.unread.get(rank, ()):
-            if instance.gives(rank):
-                for other, call in instance.calls.items():
-                    if instance.receives(other):
-                        starts[other] = min(starts.get(other, NEVER), call.index)
+        for rank in ranks:
+            for instance in self.unread.get(rank, ()):
+                if instance.gives(rank):
+                    for other, call in instance.calls.items():
+                        if instance.receives(other):
+                            starts[other] = min(starts.get(other, NEVER), call.index)
         return self.reach(starts)
