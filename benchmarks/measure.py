@@ -37,7 +37,7 @@ def run(
     """Run `command` to its end; an exit code outside `accept` stops the benchmark with what it said."""
     began = time.perf_counter()
     process = subprocess.Popen(
-        command, env=dict(os.environ, **(env or {})), cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command, env=environment(env), cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     sampler = _Sampler(process.pid) if sample_memory else None
     if sampler:
@@ -87,6 +87,12 @@ def uss(pid: int) -> int:
 
 def median(measure: Callable[[], float], repeat: int) -> float:
     return statistics.median(measure() for _ in range(repeat))
+
+
+def environment(more: dict[str, str] | None = None) -> dict[str, str]:
+    """This process's, with compiled modules allowed: what is installed has them, and one run in a checkout writes them."""
+    kept = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    return {**kept, **(more or {})}
 
 
 def seconds_of(command: Sequence[str], repeat: int, *, accept: Sequence[int] = (0,)) -> float:

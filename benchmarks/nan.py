@@ -113,6 +113,7 @@ def main() -> None:
             if not folder.exists():
                 make(folder, size, args.maker)
             warm(folder)
+            bench.nan(folder, 1)  # compiles modules and templates
             files = dump_files(folder)
             volume = sum(path.stat().st_size for path in files)
             loads = [json_load_seconds(files) for _ in range(args.repeat)]
