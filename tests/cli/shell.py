@@ -1,16 +1,19 @@
-"""The command line as a user meets it: a process of its own, its two streams and its exit code."""
+"""The command line as a user meets it: two streams and an exit code."""
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 INTEROP = Path(__file__).parent.parent / "data" / "interop"
 H = INTEROP / "pytorch" / "h_distributed_4rank_nan" / "dump"
@@ -43,7 +46,8 @@ def command(*arguments: object) -> list[str]:
     return [sys.executable, "-c", "from numprobe.cli.main import run; run()", *map(str, arguments)]
 
 
-def numprobe(cwd: Path, *arguments: object, **environ: str) -> Ran:
+def process(cwd: Path, *arguments: object, **environ: str) -> Ran:
+    """A process of its own: about a second."""
     ran = subprocess.run(
         command(*arguments),
         cwd=cwd,
@@ -52,8 +56,33 @@ def numprobe(cwd: Path, *arguments: object, **environ: str) -> Ran:
         encoding="utf-8",
         timeout=120,
     )
-    assert "Traceback" not in ran.stderr
     return Ran(ran.returncode, ran.stdout, ran.stderr)
+
+
+def numprobe(cwd: Path, *arguments: object, **environ: str) -> Ran:
+    """The same command line in this process, on streams of its own."""
+    from numprobe.cli.common import guarded
+    from numprobe.cli.main import app
+
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
+    before = Path.cwd()
+    os.chdir(cwd)
+    try:
+        with (
+            mock.patch.dict(os.environ, environment(cwd, **environ), clear=True),
+            mock.patch.object(sys, "argv", ["numprobe", *map(str, arguments)]),
+            redirect_stdout(out),
+            redirect_stderr(err),
+        ):
+            code = guarded(app)
+    finally:
+        os.chdir(before)
+    texts = []
+    for stream in (out, err):
+        stream.flush()
+        texts.append(stream.buffer.getvalue().decode("utf-8"))  # type: ignore[attr-defined]
+    assert "Traceback" not in texts[1]
+    return Ran(code, texts[0], texts[1])
 
 
 def copy_of_h(folder: Path) -> Path:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from .shell import CLEAN, NO_FIGURES, H, command, copy_of_h, environment, numprobe, tree
+from .shell import CLEAN, NO_FIGURES, H, command, copy_of_h, environment, numprobe, process, tree
 
 FIXED = [  # design: these keys, in this order; more may follow
     *("verdict", "step", "source_ranks", "rank", "class", "confidence", "first_anomaly"),
@@ -27,7 +27,7 @@ MSPROBE = ["cross_rank_analysis.json", "first_contamination.json", "rank_status.
 
 
 def test_a_problem_was_found(tmp_path: Path):
-    ran = numprobe(tmp_path, "nan", H, "-o", "out", "--json")
+    ran = process(tmp_path, "nan", H, "-o", "out", "--json")
     assert ran.code == 1
     assert list(ran.json)[: len(FIXED)] == FIXED
     found = {k: ran.json[k] for k in FIXED if k != "first_anomaly"}
@@ -309,11 +309,11 @@ def test_a_cache_that_cannot_be_written_does_not_matter(tmp_path: Path):
 
 
 def test_an_interrupted_run_is_marked_and_can_be_run_again(tmp_path: Path):
-    """Ctrl-C in the second stage: a pipe, opened for reading the first rank, holds the scan."""
+    """Ctrl-C in the second stage, while a file of 10 MB is scanned."""
     dump = copy_of_h(tmp_path / "dump")
     arguments = ("nan", dump, "-o", "out", "--progress", "json", "--jobs", "1", "--no-cache")
     slow = dump / "step0" / "rank3" / "dump.json"
-    slow.write_bytes(slow.read_bytes().replace(b'"data": {', b'"data": {' + many_records(120_000), 1))
+    slow.write_bytes(slow.read_bytes().replace(b'"data": {', b'"data": {' + many_records(50_000), 1))
     with subprocess.Popen(
         command(*arguments), cwd=tmp_path, env=environment(tmp_path), stderr=subprocess.PIPE, encoding="utf-8"
     ) as running:

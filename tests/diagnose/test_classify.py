@@ -63,7 +63,9 @@ CASES = {
         "domain_error", "evidence.domain", record("Tensor.__pow__.0.forward", t(1.0, -1.0), scalar(0.5), out=BAD)
     ),
     "zero over zero": Case(
-        "empty_batch", "evidence.empty_batch", record("Tensor.__truediv__.0.forward", t(0.0, 0.0), t(0.0, 0.0), out=BAD)
+        "empty_batch",
+        "evidence.zero_by_zero",
+        record("Tensor.__truediv__.0.forward", t(0.0, 0.0), t(0.0, 0.0), out=BAD),
     ),
     "mean of nothing": Case(
         "empty_batch", "evidence.empty_batch", record("Torch.mean.0.forward", t(None, shape=(0, 4), norm=None), out=BAD)

@@ -30,7 +30,7 @@ def demo(
     if skill != "nan":
         raise NumprobeError("E-USE-009", f"demo {skill}: unknown", do="write numprobe demo nan")
     language = common.language(lang)
-    if out.exists() and any(out.iterdir()) and not (out / MARK).exists():
+    if out.exists() and not (out / MARK).exists() and (not out.is_dir() or any(out.iterdir())):
         raise NumprobeError("E-OUT-001", "the demo folder holds something else", where=str(out), do="choose another -o")
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
