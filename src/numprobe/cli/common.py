@@ -30,11 +30,13 @@ Debug = typer.Option(False, "--debug", help="Show a traceback where the tool its
 def guarded(app: Callable[..., Any]) -> int:
     """Run a command line; errors become one message and an exit code."""
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="numprobe", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except typer.TyperException as error:
         return bad_usage(error)
     except SystemExit as stop:
+        if isinstance(stop.__context__, BrokenPipeError):  # typer's way to end then says 1: a problem in the data
+            return 0
         return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 2
     except NumprobeError as error:
         show_error(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -82,12 +83,18 @@ def run_command(
     for line in _unread(analysis, lang, style_err):
         print(line, file=sys.stderr)
     folder = run.path.as_posix()
-    if as_json:
-        print(render_json_line(result, folder))
-    else:
-        print(render_terminal(result, lang, style_out, "" if verbose else f"{folder}/report.html"))
-        if verbose:
-            print(f"\n{render_rank_map(result, lang, style_out)}\n\n{say(lang, 'screen.report')}  {folder}/report.html")
+    try:
+        if as_json:
+            print(render_json_line(result, folder))
+        else:
+            print(render_terminal(result, lang, style_out, "" if verbose else f"{folder}/report.html"))
+            if verbose:
+                print(
+                    f"\n{render_rank_map(result, lang, style_out)}\n\n{say(lang, 'screen.report')}  {folder}/report.html"
+                )
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has gone; the exit code still tells
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return result.exit_code
 
 
