@@ -1,8 +1,8 @@
 """How large can an operator's output be, given the recorded figures of its inputs.
 
 Bounds are rigorous (no output element can exceed them) and prove a fault of the kernel or of a hidden input when the
-output is non-finite all the same. Estimates say what to expect of random signs; only they speak for an overflow, since a
-bound above the dtype's limit proves nothing.
+output is non-finite all the same. Estimates say what rows and columns of the recorded norms give where they point the same way (sqrt(K) above
+random signs); only they speak for an overflow, since a bound above the dtype's limit proves nothing.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def bound_of(record: Record, show: Callable[[float], str]) -> Bound:
 
 
 def matmul_estimate(record: Record) -> float | None:
-    """Largest |output| to expect of a matrix product: sqrt(2 ln n) ||x|| ||w|| / sqrt(rows columns).
+    """Largest |output| of a matrix product of aligned rows and columns: sqrt(2 ln n) ||x|| ||w|| / sqrt(rows columns).
 
     n is the number of output elements. Norms that are not recorded, or not finite, give None.
     """
