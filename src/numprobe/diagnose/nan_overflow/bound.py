@@ -1,8 +1,8 @@
 """How large can an operator's output be, given the recorded figures of its inputs.
 
 Bounds are rigorous (no output element can exceed them) and prove a fault of the kernel or of a hidden input when the
-output is non-finite all the same. Estimates say what rows and columns of the recorded norms give where they point the same way (sqrt(K) above
-random signs); only they speak for an overflow, since a bound above the dtype's limit proves nothing.
+output is non-finite all the same. Estimates say what rows and columns of the recorded norms give where they point the same
+way (sqrt(K) above random signs); only they speak for an overflow, since a bound above the dtype's limit proves nothing.
 """
 
 from __future__ import annotations
