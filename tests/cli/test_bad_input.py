@@ -111,14 +111,14 @@ def linked_file(folder: Path) -> None:
 NESTED = '{"data": {"Torch.abs.0.forward": {"input_args": ' + "[" * 100_000
 
 SPOILED: dict[str, tuple[Callable[[Path], None], str, str]] = {  # how, status, what stderr says
-    "no folder": (gone, "missing", "E-FMT-020  rank1/dump.json: nothing: rank1 does not exist"),
-    "no dump.json": (without_dump, "missing", "E-FMT-020  rank1/dump.json: nothing: rank1 has no dump.json"),
+    "no folder": (gone, "missing", "E-FMT-020  rank1/dump.json: not read: rank1 does not exist"),
+    "no dump.json": (without_dump, "missing", "E-FMT-020  rank1/dump.json: not read: rank1 has no dump.json"),
     "truncated": (
         truncated,
         "partial",
         "E-FMT-021  rank1/dump.json: 88 records; the file ends inside #88, byte 60,000",
     ),
-    "empty file": (holding(""), "unreadable", "rank1/dump.json: nothing: E-FMT-011"),
+    "empty file": (holding(""), "unreadable", "rank1/dump.json: not read: E-FMT-011"),
     "not JSON": (holding("not json"), "unreadable", "E-FMT-011  dump.json is no JSON object: it begins with 'n'"),
     "wrong top level": (holding("[1, 2]"), "unreadable", "E-FMT-011  dump.json is no JSON object: it begins with '['"),
     "no data": (holding('{"task": "statistics"}'), "unreadable", "E-FMT-012"),
