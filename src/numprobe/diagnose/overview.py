@@ -97,7 +97,7 @@ def inspect(
     dump = open_dump(path)
     folders = [(s, s.ranks) for s in choose_steps(dump.steps, steps, ranks)]
     tasks = [(r, dump.cache_to) for _, members in folders for r in members]
-    size = sum(r.dump.stat().st_size for r, _ in tasks if not r.problem)
+    size = sum(r.size for r, _ in tasks)
     seen: dict[tuple[int, str], RankOverview] = {}
     places = [(i, r.key) for i, (_, members) in enumerate(folders) for r in members]
     values = 0

@@ -36,6 +36,14 @@ class RankFolder:
         return self.folder / self.file
 
     @property
+    def size(self) -> int:
+        """Bytes of its dump.json; 0 where there is none that may be read."""
+        try:
+            return 0 if self.problem else self.dump.stat().st_size
+        except OSError:
+            return 0
+
+    @property
     def construct(self) -> Path:
         return self.folder / "construct.json"
 

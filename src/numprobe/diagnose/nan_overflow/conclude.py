@@ -52,6 +52,7 @@ class View:
     relative: dict[str, str]  # rank key -> path of dump.json relative to the dump folder
     left_out: tuple[int, ...] = ()  # ranks that are there and were not to be read
     _absent: dict[tuple[int, ...], dict[int, int]] = field(default_factory=dict)
+    clean_peers: dict[tuple[str, int], list[tuple[RankDigest, Record]]] = field(default_factory=dict)
 
     def cite(self, digest: RankDigest, index: int, name: str, slot: str = "") -> Citation:
         dump = self.dumps.get(digest.key)
@@ -61,6 +62,11 @@ class View:
             length = int(dump.index.end[index]) - offset
         file = self.relative.get(digest.key, "")
         return Citation(digest.key, digest.rank, self.step, index, name, slot, file, offset, length)
+
+    @property
+    def recorded(self) -> bool:
+        """Does the dump hold communication records at all?"""
+        return any(d.calls for d in self.digests)
 
     def unread(self) -> list[RankDigest]:
         return [d for d in self.digests if d.status != "ok"]
@@ -72,7 +78,7 @@ class View:
         """
         if rank is None:
             return False
-        if not any(d.calls for d in self.digests):
+        if not self.recorded:
             got = origin.weak or origin.kind in ("input_data", "outside") or parse_name(origin.event.name).is_module
             return got and origin.digest.rank is not None
         together = self.left_out if rank in self.left_out else (rank,)  # those left out may be many: one for all
@@ -90,9 +96,7 @@ class View:
 
     def unseen_could_be(self, origin: Origin) -> list[int]:
         """Ranks that may be the source in place of ``origin``, where no communication is recorded that would tell."""
-        if any(d.calls for d in self.digests):
-            return []
-        return [r for r in self.unseen() if self.could_precede(r, origin)]
+        return [] if self.recorded else [r for r in self.unseen() if self.could_precede(r, origin)]
 
     def to_read(self, ranks: Sequence[int]) -> Params:
         """What to do to see these ranks too."""
@@ -177,7 +181,7 @@ def candidate(view: View, origin: Origin, *, deep: bool) -> tuple[Candidate, Fin
         suspects=origin.suspects,
     )
     if deep and origin.kind == "introduced":
-        made.peers_clean, _ = _peers(view, origin, record)
+        made.peers_clean = len(_peers(view, origin, record))
     return made, finding
 
 
@@ -232,8 +236,15 @@ def _communication(view: View, origin: Origin, record: Record, finding: Finding)
     return "communication_fault", Finding("communication_fault", (members,), None, proved)
 
 
-def _peers(view: View, origin: Origin, record: Record) -> tuple[int, list[tuple[RankDigest, Record]]]:
+def _peers(view: View, origin: Origin, record: Record) -> list[tuple[RankDigest, Record]]:
     """Ranks on which the same record is clean with equal shapes, and those records (nearest ranks first)."""
+    key = (origin.digest.key, origin.event.index)
+    if key not in view.clean_peers:
+        view.clean_peers[key] = _find_peers(view, origin, record)
+    return view.clean_peers[key]
+
+
+def _find_peers(view: View, origin: Origin, record: Record) -> list[tuple[RankDigest, Record]]:
     own = set(origin.ranks)
     home = origin.digest.rank
     others = [d for d in view.digests if d.key in view.dumps and d.rank not in own and d.key != origin.digest.key]
@@ -248,7 +259,7 @@ def _peers(view: View, origin: Origin, record: Record) -> tuple[int, list[tuple[
         peer = dump.record(at)
         if [(v.path, v.shape, v.dtype) for v in peer.of(INPUT, PARAMETER, OUTPUT) if v.is_tensor] == shapes:
             found.append((digest, peer))
-    return len(found), found
+    return found
 
 
 def evidence_for(view: View, origin: Origin, made: Candidate, finding: Finding, minimal: int) -> list[Evidence]:
@@ -293,8 +304,8 @@ def evidence_for(view: View, origin: Origin, made: Candidate, finding: Finding, 
 
 
 def _peer_claims(view: View, origin: Origin, record: Record) -> list[tuple[Params, list[Citation], bool]]:
-    count, peers = _peers(view, origin, record)
-    if not count:
+    peers = _peers(view, origin, record)
+    if not peers:
         return []
     first_digest, first = peers[0]
     sizes = [
@@ -303,7 +314,7 @@ def _peer_claims(view: View, origin: Origin, record: Record) -> list[tuple[Param
         for v in p.of(OUTPUT)
         if v.max is not None and v.min is not None
     ]
-    values: dict[str, str | int | float | list[int]] = {"peers": count}
+    values: dict[str, str | int | float | list[int]] = {"peers": len(peers)}
     if sizes:
         values["max_abs"] = max(sizes)
     cite = view.cite(first_digest, first.op_index, first.name.name)
@@ -438,9 +449,7 @@ def next_checks(view: View, made: Candidate, finding: Finding) -> list[Params]:
     """Targeted checks for the class (NAN-31)."""
     op = made.op_name
     slot = next((str(m.values["slot"]) for m in finding.messages if "slot" in m.values), "")
-    dirty = next(
-        (s.slot for s in made.slots if s.role in (INPUT, PARAMETER) and s.state not in ("finite", "", "unknown")), ""
-    )
+    dirty = dirty_slot(made)
     forward = next((str(m.values["forward_op"]) for m in finding.messages if "forward_op" in m.values), op)
     dtype = next((s.dtype.rsplit(".", 1)[-1] for s in made.slots if s.role == OUTPUT and s.dtype), "")
     clazz = made.clazz

@@ -14,6 +14,7 @@ from numprobe.diagnose.nan_overflow.conclude import (
     View,
     candidate,
     confidence_terms,
+    dirty_slot,
     evidence_for,
     next_checks,
     total,
@@ -180,7 +181,7 @@ def scan_rank(task: _Task) -> RankDigest:
 
 def _scan(dump: Dump, step: StepFolder, options: NanOptions, stages: Stages, words: Words) -> list[RankDigest]:
     tasks = [_Task(r, dump.cache_to) for r in step.ranks]
-    size = sum(_size(r) for r in step.ranks)
+    size = sum(r.size for r in step.ranks)
     stages.begin(STAGES[1], len(tasks))
     execute = choose(options.jobs, len(tasks), size)
     digests: list[RankDigest | None] = [None] * len(tasks)
@@ -203,13 +204,6 @@ def _scan(dump: Dump, step: StepFolder, options: NanOptions, stages: Stages, wor
     note = words("nan.note.scanned", files=done, size=read, records=records, partial=cut or None)
     stages.end(note, done, len(tasks))
     return found
-
-
-def _size(place: RankFolder) -> int:
-    try:
-        return 0 if place.problem else place.dump.stat().st_size
-    except OSError:
-        return 0
 
 
 # --- stages 3 to 5 -----------------------------------------------------------------------------------------------
@@ -320,9 +314,8 @@ def _fill(result: NanResult, view: View, options: NanOptions, scaling_is_fault: 
         if result.verdict == "overflow_found"
         else set()
     )
-    depends = {d.key: bool(sources) and view.could_precede(d.rank, sources[0]) for d in view.unread()}
-    if result.verdict == "inconclusive":
-        depends = {d.key: True for d in view.unread()}
+    undecided = result.verdict == "inconclusive"
+    depends = {d.key: undecided or (bool(sources) and view.could_precede(d.rank, sources[0])) for d in view.unread()}
     result.ranks = rank_rows(
         digests, verdicts, coordinates(view.joined, _world(view)), own, keys, depends, result.verdict == "no_overflow"
     )
@@ -381,10 +374,7 @@ def _headline(first: Candidate, origin: Origin, view: View, verdict: str) -> Par
         "ranks": first.ranks or first.rank_key,
         "op": first.op_name,
     }
-    slot = next(
-        (s.slot for s in first.slots if s.role in ("input", "parameter") and s.state not in ("finite", "", "unknown")),
-        "",
-    )
+    slot = dirty_slot(first)
     unseen = view.unseen_could_be(origin)
     if verdict == "inconclusive" and unseen:
         return Params("headline.unseen", {**values, "unseen": unseen})
@@ -533,7 +523,7 @@ def _limits(view: View) -> list[Params]:
         limits.append(Params("limit.level_l0"))
     elif level == "L1":
         limits.append(Params("limit.level_l1"))
-    if len(readable) > 1 and not any(d.calls for d in readable):
+    if len(readable) > 1 and not view.recorded:
         limits.append(Params("limit.no_communication"))
     first = view.verdicts.sources[0].digest.key if view.verdicts.sources else None
     if first is not None:
