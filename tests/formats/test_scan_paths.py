@@ -6,7 +6,7 @@ import itertools
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from numprobe.formats.msprobe.scan import BLOCK, scan_file, scan_file_reference
@@ -59,6 +59,7 @@ def test_generated_files(folder: Path, content: bytes, block: int):
 
 @settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(content=mutated(), block=BLOCKS)
+@example(b'{"data": {": {},\n  "Torch.log.0.forward": {"output": []}}}', 1)  # a quote too few before the first key
 def test_damaged_files(folder: Path, content: bytes, block: int):
     same_table(folder, content, block)
 

@@ -1,35 +1,39 @@
-"""One block of members: where each lies, where its sections lie, and which of them hold non-finite values.
+"""One block of members: where each lies, and which of its sections hold non-finite values.
 
-Three ways to the same layout, from the quickest to the most patient: line ends (:mod:`.lines`), tiling by the lengths that
-msgspec finds without decoding, reading every key where it stands. Each proves what it returns.
+msgspec checks that the block is JSON and gives the length of every member without decoding it. With plain keys and the same
+white space at every joint, the lengths alone tell where each member lies; the sections of a member that holds a non-finite
+value are found in the same way. Where that proves nothing, every key is read where it stands.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import chain
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from numprobe.formats.msprobe.lines import line_layout
 from numprobe.formats.msprobe.members import member_flags
 from numprobe.formats.msprobe.reference import Stop, decode_name
-from numprobe.formats.msprobe.tokens import Hits, classify, disguised, find_hits, strict_json
+from numprobe.formats.msprobe.tokens import DECIDES, UNUSUAL, Hits, disguised, find_hits, strict_json
 from numprobe.record.names import BACKWARD, FORWARD, PARAMETERS_GRAD, parse_name
 from numprobe.record.nonfinite import Kinds
 
+Positions = NDArray[np.int64]
+
 _GAP = re.compile(rb'\s*,?\s*("(?:[^"\\]|\\.)*")\s*:\s*', re.S)
 
-# White space and punctuation at the joints of members and sections
-_JOINTS = re.compile(rb'(?P<lead>\s*")[^"\\]*(?P<close>"\s*:\s*)(?P<open>\{\s*")[^"\\]*(?P<shut>"\s*:\s*)', re.S)
+# white space and punctuation between the parts of an object: before its first key, behind a key, between two pairs, at the end
+_LEAD = re.compile(rb'\s*"')
+_SHUT = re.compile(rb'"\s*:\s*')
 _LINK = re.compile(rb'\s*,\s*"')
-_FOOT = re.compile(rb'(?P<foot>\s*\})(?P<between>\s*,\s*")?')
+_FOOT = re.compile(rb"\s*")
 
-_RAW = msgspec.json.Decoder(msgspec.Raw)
-_RAW_SECTIONS = msgspec.json.Decoder(dict[str, dict[str, msgspec.Raw]])
-_RAW_MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_SECTIONS = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
+_BAD_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _POS, _NEG = int(Kinds.POS_INF), int(Kinds.NEG_INF)
 
 
@@ -39,161 +43,125 @@ class Unusual(Exception):
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the members of a block lie and, where it could be proved for all of them, their sections."""
+    """Where the members of a block lie. ``values`` is their JSON with bare tokens overwritten."""
 
     names: list[str]
-    start: NDArray[np.int64]
-    end: NDArray[np.int64]
-    section_key: NDArray[np.int64]  # where the sections' keys begin, behind their quotes
-    section_start: NDArray[np.int64]
-    section_end: NDArray[np.int64]
-    section_row: NDArray[np.int64]
+    start: Positions
+    end: Positions
+    values: list[msgspec.Raw]
 
 
-def block_layout(body: bytes) -> tuple[Hits, Layout]:
-    """Tokens and layout of the members in ``body``.
+@dataclass(frozen=True)
+class _Parts:
+    """Where the values of some objects lie, all in one row: their keys, begins, ends, and the number of the object."""
+
+    keys: list[str]
+    start: Positions
+    end: Positions
+    owner: Positions
+
+
+def index_block(body: bytes) -> tuple[list[str], Positions, Positions, NDArray[np.uint8]]:
+    """Names, starts, ends and flags (columns input, output, parameter) of the members in ``body``.
 
     Raises:
-        Unusual: no way proves it.
+        Unusual: the layout cannot be proved.
+        UndecodableMember: a member that has to be decoded cannot be.
     """
-    return _by_lines(body) or _by_bytes(body)
-
-
-def _by_lines(body: bytes) -> tuple[Hits, Layout] | None:
-    """The quick way, for a block that has one value a line and is JSON."""
-    found = line_layout(body)
-    if found is None:
-        return None
-    hits = classify(body, np.frombuffer(body, np.uint8), found.candidates)
-    try:
-        _RAW.decode(strict_json(body, hits))
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
-    return hits, Layout(
-        found.names,
-        found.start,
-        found.end,
-        found.section_key,
-        found.section_start,
-        found.section_end,
-        found.section_row,
-    )
-
-
-def _by_bytes(body: bytes) -> tuple[Hits, Layout]:
     hits = find_hits(body)
-    return hits, split(body, hits)
+    layout = _layout(body, hits)
+    return layout.names, layout.start, layout.end, _flags(body, hits, layout)
 
 
-def split(body: bytes, hits: Hits) -> Layout:
-    """The layout of a block.
-
-    Raises:
-        Unusual: it cannot be proved.
-    """
+def _layout(body: bytes, hits: Hits) -> Layout:
     strict = strict_json(body, hits)
     try:
-        members = _RAW_SECTIONS.decode(strict)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        members = {}
-    layout = _tile(body, members) if members else None
-    if layout is None:
-        layout = _by_gaps(body, strict)
-    bare = np.concatenate([hits.bare_nan, hits.bare_infinity])
-    if len(bare):
+        members = _MEMBERS.decode(strict)
+    except _BAD_JSON:
+        raise Unusual from None
+    values = list(members.values())
+    none = np.zeros(1, np.int64)
+    parts = _tile(body, [members], none, none + len(body)) if values and body.isascii() and b"\\" not in body else None
+    if parts is not None:
+        layout = Layout(parts.keys, parts.start, parts.end, values)
+        bare = np.concatenate([hits.bare_nan, hits.bare_infinity])
+        if not len(bare):
+            return layout
         # a token inside a key was overwritten too: such names have to come from the file
         row = np.searchsorted(layout.start, bare, "right") - 1
-        outside = (row < 0) | (bare >= layout.end[np.maximum(row, 0)])
-        if outside.any() and len(layout.section_key):
-            layout = _by_gaps(body, strict)
-    return layout
+        if ((row >= 0) & (bare < layout.end[np.maximum(row, 0)])).all():
+            return layout
+    return _by_gaps(body, values)
 
 
-def _tile(body: bytes, members: dict[str, dict[str, msgspec.Raw]]) -> Layout | None:
-    """Offsets from lengths alone, if plain ASCII keys and the same white space everywhere make the parts tile the block.
+def _tile(body: bytes, objects: list[dict[str, msgspec.Raw]], begin: Positions, end: Positions) -> _Parts | None:
+    """Offsets of all values of ``objects`` from lengths alone, if the same white space at all joints makes them fit.
 
-    Every joint is compared with the first of its kind, so a layout that is returned is proved.
+    ``begin`` and ``end`` are the insides of their braces; keys are plain ASCII. Every joint is compared with the first of
+    its kind, which is looked at, so what is returned is proved.
     """
-    names = list(members)
-    sections = [part for body in members.values() for part in body.values()]
-    keys = [key for body in members.values() for key in body]
-    count = np.fromiter(map(len, members.values()), np.int64, len(names))
-    joints = _JOINTS.match(body)
-    if joints is None or not count.all():
+    count = np.fromiter(map(len, objects), np.int64, len(objects))
+    if not count.all():
         return None
-    lead, close, open_, shut = (len(joints.group(g)) for g in ("lead", "close", "open", "shut"))
-    raw = np.frombuffer(body, np.uint8)
-    lengths = np.fromiter((memoryview(s).nbytes for s in sections), np.int64, len(sections))
-    key_lengths = np.fromiter(map(len, keys), np.int64, len(keys))
-    name_lengths = np.fromiter(map(len, names), np.int64, len(names))
-    first = np.cumsum(count) - count  # section number of each member's first section
-    is_first = np.zeros(len(sections), bool)
-    is_first[first] = True
-    link, foot, between = 0, 0, 0
-    first_end = int(lead + name_lengths[0] + close + open_ + key_lengths[0] + shut + lengths[0])
-    if (~is_first).any():
-        at = int(np.flatnonzero(~is_first)[0])
-        if at != 1:
-            return None  # the first member has one section only: its joint is seen later, leave it to the other path
-        found = _LINK.match(body, first_end)
-        if found is None:
-            return None
-        link = len(found.group())
-    step = key_lengths + shut + lengths
-    step[~is_first] += link
-    member_length = np.add.reduceat(step, first) + open_
-    ending = _FOOT.match(body, int(lead + name_lengths[0] + close + member_length[0]))
-    if ending is None:
-        return None
-    foot = len(ending.group("foot"))
-    member_length = member_length + foot
-    if len(names) > 1:
-        between = len(ending.group("between") or "")
-    start = np.empty(len(names), np.int64)
-    start[0] = lead + name_lengths[0] + close
-    start[1:] = start[0] + np.cumsum(member_length[:-1] + between + name_lengths[1:] + close)
-    end = start + member_length
-    if end[-1] > len(body) or body[int(end[-1]) :].strip():
-        return None
-    row = np.repeat(np.arange(len(names)), count)
-    before = np.cumsum(step) - step
-    section_end = start[row] + open_ + (before - before[first][row]) + step
-    section_start = section_end - lengths
+    keys = list(chain.from_iterable(objects))
+    key_length = np.fromiter(map(len, keys), np.int64, len(keys))
+    length = np.fromiter(map(len, chain.from_iterable(o.values() for o in objects)), np.int64, len(keys))
+    first = np.cumsum(count) - count
+    later = np.ones(len(keys), bool)
+    later[first] = False
+    lead = _width(_LEAD, body, begin[0])
+    shut = _width(_SHUT, body, begin[0] + lead + key_length[0])
+    step = key_length + shut + length
+    step[first] += lead
+    link = 0
+    if later.any():
+        several = int(np.argmax(count > 1))
+        link = _width(_LINK, body, begin[several] + step[first[several]])
+        step[later] += link
+    owner = np.repeat(np.arange(len(objects)), count)
+    passed = np.cumsum(step)
+    value_end = passed + (begin - passed[first] + step[first])[owner]
+    start = value_end - length
+    key = start - shut - key_length
+    foot = value_end[first + count - 1]
+    width = int(end[0] - foot[0])
     proved = (
-        _same_bytes(raw, start - close, close)
-        and _same_bytes(raw, start, open_)
-        and _same_bytes(raw, section_start - shut, shut)
-        and _same_bytes(raw, (section_start - shut - key_lengths - link)[~is_first], link)
-        and _same_bytes(raw, end - foot, foot)
-        and _same_bytes(raw, end[:-1], between)
+        min(lead, shut, link or not later.any(), width + 1) > 0
+        and bool((end - foot == width).all())
+        and _FOOT.fullmatch(body, int(foot[0]), int(end[0])) is not None
+        and _same_bytes(body, key[first] - lead, lead)
+        and _same_bytes(body, start - shut, shut)
+        and _same_bytes(body, key[later] - link, link)
+        and _same_bytes(body, foot, width)
     )
-    key = section_start - shut - key_lengths
-    return Layout(names, start, end, key, section_start, section_end, row) if proved else None
+    return _Parts(keys, start, value_end, owner) if proved else None
 
 
-def _same_bytes(raw: NDArray[np.uint8], at: NDArray[np.int64], width: int) -> bool:
+def _width(joint: re.Pattern[bytes], body: bytes, at: np.int64) -> int:
+    """Length of the joint that stands there; 0: none does."""
+    found = joint.match(body, int(at))
+    return len(found.group()) if found else 0
+
+
+def _same_bytes(body: bytes, at: Positions, width: int) -> bool:
     """Are the ``width`` bytes the same at every one of these positions?"""
-    if not len(at) or not width:
+    if len(at) < 2 or not width:
         return True
-    seen = raw[at[:, None] + np.arange(width)]
+    seen = np.frombuffer(body, np.uint8)[at[:, None] + np.arange(width)]
     return bool((seen == seen[0]).all())
 
 
-def _by_gaps(body: bytes, strict: bytearray) -> Layout:
-    """The layout by reading every key where it stands, without sections.
+def _by_gaps(body: bytes, values: list[msgspec.Raw]) -> Layout:
+    """The layout by reading every key where it stands.
 
     Raises:
-        Unusual: no strict JSON, or the members do not tile the block (a repeated key).
+        Unusual: the members do not tile the block (a repeated key).
     """
-    try:
-        members = _RAW_MEMBERS.decode(strict)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        raise Unusual from None
     names: list[str] = []
-    start = np.empty(len(members), np.int64)
-    end = np.empty(len(members), np.int64)
+    start = np.empty(len(values), np.int64)
+    end = np.empty(len(values), np.int64)
     pos = 0
-    for i, member in enumerate(members.values()):
+    for i, value in enumerate(values):
         gap = _GAP.match(body, pos)
         if gap is None:
             raise Unusual
@@ -201,68 +169,85 @@ def _by_gaps(body: bytes, strict: bytearray) -> Layout:
             names.append(decode_name(gap.group(1)))
         except Stop:
             raise Unusual from None
-        pos = gap.end() + memoryview(member).nbytes
+        pos = gap.end() + len(value)
         start[i], end[i] = gap.end(), pos
     if body[pos:].strip():
         raise Unusual
-    none = np.zeros(0, np.int64)
-    return Layout(names, start, end, none, none, none, none)
+    return Layout(names, start, end, values)
 
 
-def block_flags(body: bytes, hits: Hits, layout: Layout) -> NDArray[np.uint8]:
+# --- flags -------------------------------------------------------------------------------------------------------
+
+
+def _flags(body: bytes, hits: Hits, layout: Layout) -> NDArray[np.uint8]:
     flags = np.zeros((len(layout.names), 3), np.uint8)
     if not len(layout.names):
         return flags
     row = np.searchsorted(layout.start, hits.position, "right") - 1
-    inside = (row >= 0) & (hits.position < layout.end[np.maximum(row, 0)]) & (hits.column > 0)
-    row, position, kind, unusual = row[inside], hits.position[inside], hits.kind[inside], hits.column[inside] == 2
+    inside = (row >= 0) & (hits.position < layout.end[np.maximum(row, 0)])
     decode = np.zeros(len(layout.names), bool)
-    decode[row[unusual]] = True
+    decode[row[inside & (hits.column == UNUSUAL)]] = True
     for offset in disguised(body):
         at = int(np.searchsorted(layout.start, offset, "right")) - 1
         decode[max(at, 0)] = True
-    row, position, kind = row[~unusual], position[~unusual], kind[~unusual]
-    if len(layout.section_key):
-        section = np.searchsorted(layout.section_start, position, "right") - 1
-        first = np.flatnonzero(np.r_[True, section[1:] != section[:-1]]) if len(section) else section
-        if len(first):
-            hit_section = section[first]
-            hit_row = layout.section_row[hit_section]
-            column = _columns(body, layout, hit_section, hit_row)
-            decode[hit_row[column < 0]] = True
-            np.bitwise_or.at(flags, (hit_row, np.maximum(column, 0)), np.bitwise_or.reduceat(kind, first))
-            both = _POS | _NEG  # both infinities: of one tensor or of two
-            decode |= ((flags & both) == both).any(axis=1)
-    else:
-        decode[row] = True
+    inside &= hits.column == DECIDES
+    row = row[inside]
+    clear = ~decode[row]
+    _sort_into_columns(body, layout, row[clear], hits.position[inside][clear], hits.kind[inside][clear], flags, decode)
     for r in np.flatnonzero(decode).tolist():
         flags[r] = member_flags(layout.names[r], body[int(layout.start[r]) : int(layout.end[r])])
     return flags
 
 
+def _sort_into_columns(
+    body: bytes,
+    layout: Layout,
+    row: Positions,
+    position: Positions,
+    kind: NDArray[np.uint8],
+    flags: NDArray[np.uint8],
+    decode: NDArray[np.bool_],
+) -> None:
+    """Enter tokens (their member, place and kind) in ``flags``, or mark in ``decode`` the members where this is not clear."""
+    if not len(row):
+        return
+    touched = row[np.r_[True, row[1:] != row[:-1]]]
+    forms = [_form(layout.names[r]) for r in touched.tolist()]
+    try:
+        objects = _SECTIONS.decode(b"[%b]" % b",".join([layout.values[r] for r in touched.tolist()]))
+    except _BAD_JSON:
+        objects = []
+    parts = _tile(body, objects, layout.start[touched] + 1, layout.end[touched] - 1) if objects else None
+    if parts is None or not (parts.start[0] <= position[0] and (parts.start[1:] >= parts.end[:-1]).all()):
+        decode[touched] = True
+        return
+    section = np.searchsorted(parts.start, position, "right") - 1
+    first = np.flatnonzero(np.r_[True, section[1:] != section[:-1]])
+    hit = section[first]
+    member = touched[parts.owner[hit]]
+    column = np.array(
+        [_column(forms[o], parts.keys[s]) for o, s in zip(parts.owner[hit].tolist(), hit.tolist(), strict=True)]
+    )
+    decode[member[column < 0]] = True
+    np.bitwise_or.at(flags, (member, np.maximum(column, 0)), np.bitwise_or.reduceat(kind, first))
+    both = _POS | _NEG  # both infinities: of one tensor or of two
+    decode |= ((flags & both) == both).any(axis=1)
+
+
 _PLAIN, _GRADIENT, _ODD = 0, 1, 2
-_COLUMNS = {b'input_args"': 0, b'input_kwargs"': 0, b'input"': 0, b'output"': 1, b'parameters"': 2}
-_WIDEST_KEY = 13
+_COLUMNS = {"input_args": 0, "input_kwargs": 0, "input": 0, "output": 1, "parameters": 2}
 
 
-def _columns(body: bytes, layout: Layout, sections: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Flag column of each of these sections, -1 where the member has to be decoded."""
-    distinct = np.unique(rows)
-    kinds = np.array([_name_kind(layout.names[r]) for r in distinct.tolist()], np.int64)
-    kind = kinds[np.searchsorted(distinct, rows)]
-    raw = np.frombuffer(body, np.uint8)
-    at = layout.section_key[sections]
-    text = raw[np.minimum(at[:, None] + np.arange(_WIDEST_KEY), len(raw) - 1)]
-    column = np.full(len(sections), -1, np.int64)
-    figure = np.zeros(len(sections), bool)
-    for key, value in _COLUMNS.items():
-        column[(text[:, : len(key)] == np.frombuffer(key, np.uint8)).all(axis=1)] = value
-    for key in (b'Max"', b'Min"'):  # a figure that is a section itself belongs to no tensor
-        figure |= (text[:, : len(key)] == np.frombuffer(key, np.uint8)).all(axis=1)
-    return np.where(kind == _PLAIN, column, np.where((kind == _GRADIENT) & ~figure, 1, -1))
+def _column(form: int, section: str) -> int:
+    """Flag column of a section, -1 where the member has to be decoded."""
+    if form == _PLAIN:
+        return _COLUMNS.get(section, -1)
+    if form == _GRADIENT and section not in ("Max", "Min"):  # a figure that is a section itself belongs to no tensor
+        return 1
+    return -1
 
 
-def _name_kind(name: str) -> int:
+def _form(name: str) -> int:
     if name.endswith((f".{FORWARD}", f".{BACKWARD}")):
         return _PLAIN
     kind = parse_name(name).kind

@@ -21,7 +21,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from numprobe.formats.msprobe.blocks import Unusual, block_flags, block_layout
+from numprobe.formats.msprobe.blocks import Unusual, index_block
 from numprobe.formats.msprobe.index import RankIndex
 from numprobe.formats.msprobe.members import (
     UndecodableMember,
@@ -149,7 +149,8 @@ def _scan_open(file: BinaryIO, path: Path, block: int, *, fast: bool) -> RankInd
             tail = None
         else:
             tail, damage = _slow_block(piece, at, taken)
-            if more and damage is not None and not (damage.reason == "truncated" and not damage.record):
+            ended = damage is not None and damage.offset - at == len(piece) and not damage.record  # behind a whole member
+            if more and damage is not None and not ended:
                 if damage.reason == "truncated" or len(piece) - (damage.offset - at) < 64:
                     rest += more  # the cut was not between two members after all
                     grow = len(rest)
@@ -358,11 +359,10 @@ def _fast_block(piece: bytes, at: int, rows: _Rows, *, last: bool) -> bool:
     """Index the members of ``piece``; False where the full-decode path must take over."""
     try:
         body = _strip_end(piece) if last else piece[:-1]  # else: the comma before the next member
-        hits, layout = block_layout(body)
-        flags = block_flags(body, hits, layout)
+        names, start, end, flags = index_block(body)
     except (Unusual, UndecodableMember):
         return False
-    rows.add(layout.names, layout.start + at, layout.end + at, flags)
+    rows.add(names, start + at, end + at, flags)
     return True
 
 
