@@ -20,7 +20,7 @@ GOOD, BAD, GARBAGE = t(2.0), t(NAN), t(1e38)
 
 def calls(api: str, positional: list[Any], named: dict[str, Any], after: list[Any]) -> list[CommCall]:
     raw = json.dumps({"input_args": positional, "input_kwargs": named, "output": after}).encode()
-    return comm_calls(parse_name(f"Distributed.{api}.0.forward"), 7, raw)
+    return list(comm_calls([(parse_name(f"Distributed.{api}.0.forward"), 7, raw)]))
 
 
 def only(
@@ -187,7 +187,7 @@ def test_quoted_and_bare_spellings():
 def test_what_moves_no_tensor_is_no_call():
     assert calls("barrier", [], {}, []) == []
     assert calls("new_group", [[scalar(0)]], {}, []) == []
-    assert comm_calls(parse_name("Distributed.all_reduce.0.forward"), 0, b'{"input_args": [') == []
+    assert not list(comm_calls([(parse_name("Distributed.all_reduce.0.forward"), 0, b'{"input_args": [')]))
 
 
 def test_asynchronous_calls_are_marked():

@@ -37,7 +37,7 @@ def entry(folder: Path, files: list[Path], kind: str, version: int) -> Path | No
             continue
         except OSError:
             return None
-        digest.update(f"{file.resolve()}\0{state.st_size}\0{state.st_mtime_ns}\0".encode("utf-8", "surrogateescape"))
+        digest.update(f"{file.absolute()}\0{state.st_size}\0{state.st_mtime_ns}\0".encode("utf-8", "surrogateescape"))
     return folder / kind / f"{digest.hexdigest()}.msgpack"
 
 
@@ -54,10 +54,14 @@ def store(path: Path | None, value: object) -> None:
     if path is None:
         return
     with contextlib.suppress(OSError, UnicodeEncodeError):
-        path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(f".{os.getpid()}.part")
+        content = msgspec.msgpack.encode(value)
         try:
-            part.write_bytes(msgspec.msgpack.encode(value))
+            try:
+                part.write_bytes(content)
+            except FileNotFoundError:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                part.write_bytes(content)
             part.replace(path)
         except OSError:  # no space left
             part.unlink(missing_ok=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -17,14 +19,13 @@ from numprobe.formats.msprobe.index import RankIndex
 from numprobe.formats.msprobe.members import UndecodableMember, record_from
 from numprobe.formats.msprobe.reference import Damage
 from numprobe.formats.msprobe.scan import scan_file
-from numprobe.formats.msprobe.structure import ModuleTree, read_construct, read_stacks
+from numprobe.formats.msprobe.structure import ModuleTree, Stacks, read_construct, read_stacks
 from numprobe.record.errors import NumprobeError
 from numprobe.record.names import parse_name
 from numprobe.record.trace import Record, RunInfo
 
 INDEX_VERSION = 1
 LIVE_SECONDS = 1.0  # a file that is empty or cut off is looked at again if it was changed no longer ago
-_SMALL = 1 << 23  # files that are read whole where many records are wanted
 
 
 class _StoredIndex(msgspec.Struct):
@@ -130,6 +131,7 @@ class RankDump:
 
     place: RankFolder
     cache_to: Path | None = None
+    _open: io.FileIO | None = field(default=None, repr=False)
 
     @cached_property
     def index(self) -> RankIndex:
@@ -141,9 +143,9 @@ class RankDump:
         return ModuleTree() if place.construct.name in place.outside else read_construct(place.construct)
 
     @cached_property
-    def stacks(self) -> dict[str, list[str]]:
+    def stacks(self) -> Stacks:
         place = self.place
-        return {} if place.stack.name in place.outside else read_stacks(place.stack)
+        return Stacks({}) if place.stack.name in place.outside else read_stacks(place.stack)
 
     def find(self, name: str) -> int | None:
         """op_index of a record (the first one, where a name repeats)."""
@@ -179,15 +181,27 @@ class RankDump:
             NumprobeError: E-FMT-010 the file cannot be read any more.
         """
         starts, ends = self.index.start[positions].tolist(), self.index.end[positions].tolist()
+        with self.kept_open() as file:
+            for i, start, end in zip(positions, starts, ends, strict=True):
+                file.seek(start)
+                yield i, start, file.read(end - start)
+
+    def record(self, position: int) -> Record:
+        return self.records([position])[0]
+
+    @contextmanager
+    def kept_open(self) -> Iterator[io.FileIO]:
+        """Inside, the dump.json stays open: for many single looks.
+
+        Raises:
+            NumprobeError: E-FMT-010 the file cannot be read any more.
+        """
+        if self._open is not None:
+            yield self._open
+            return
         try:
-            with self.place.dump.open("rb") as file:
-                whole = file.read() if self.index.size <= _SMALL and len(positions) > 8 else None
-                for i, start, end in zip(positions, starts, ends, strict=True):
-                    if whole is None:
-                        file.seek(start)
-                        yield i, start, file.read(end - start)
-                    else:
-                        yield i, start, whole[start:end]
+            with self.place.dump.open("rb", buffering=0) as self._open:
+                yield self._open
         except OSError as error:
             raise NumprobeError(
                 "E-FMT-010",
@@ -195,9 +209,8 @@ class RankDump:
                 where=str(self.place.dump),
                 do="check that the file exists and that you may read it",
             ) from None
-
-    def record(self, position: int) -> Record:
-        return self.records([position])[0]
+        finally:
+            self._open = None
 
 
 @dataclass(frozen=True)

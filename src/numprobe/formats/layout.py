@@ -201,11 +201,12 @@ def _is_rank(folder: Path) -> bool:
     return bool(_RANK.match(folder.name) or _PROC.match(folder.name))
 
 
-def _rank_folder(folder: Path, root: Path) -> RankFolder:
+def _rank_folder(folder: Path, root: Path, *, parent_inside: bool = False) -> RankFolder:
+    """``parent_inside``: the folder that holds it is known to lie in ``root``, so only a link can lead out."""
     found = _RANK.match(folder.name)
     rank = int(found.group(1) or 0) if found else None
     try:
-        if not folder.resolve().is_relative_to(root.resolve()):
+        if _leads_out(folder, root) if parent_inside else not folder.resolve().is_relative_to(root.resolve()):
             return RankFolder(folder.name, rank, folder, "outside")
         outside = tuple(n for n in ("construct.json", "stack.json") if _leads_out(folder / n, root))
         for name in DUMP_FILES:
@@ -228,7 +229,8 @@ def _leads_out(path: Path, root: Path) -> bool:
 
 
 def _step(folder: Path, step: int | None, root: Path) -> StepFolder:
-    ranks = [_rank_folder(p, root) for p in folder.iterdir() if _is_rank(p) and _is_folder(p)]
+    inside = folder.resolve().is_relative_to(root.resolve())
+    ranks = [_rank_folder(p, root, parent_inside=inside) for p in folder.iterdir() if _is_rank(p) and _is_folder(p)]
     ranks.sort(key=lambda r: (r.rank is None, r.rank or 0, r.key))
     numbered = [r for r in ranks if r.rank is not None]
     if len({r.rank for r in numbered}) != len(numbered):

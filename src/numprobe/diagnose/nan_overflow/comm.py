@@ -7,7 +7,9 @@ input, whatever garbage an old dump recorded for it.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from itertools import islice
 from typing import Any, NamedTuple, TypeGuard
 
 import msgspec
@@ -119,45 +121,59 @@ class _Call(msgspec.Struct, gc=False):
 
 
 _DECODER = msgspec.json.Decoder(_Call)
+_DECODER_OF_MANY = msgspec.json.Decoder(list[_Call])
+_AT_ONCE = 256
+_POINT_TO_POINT = {"isend": "send", "irecv": "recv"}
+_BATCH = "batch_isend_irecv"
+_MOVING = frozenset((*_ARGUMENTS, _BATCH))
 
 
-def comm_calls(op: OpName, index: int, raw: bytes) -> list[CommCall]:
-    """The transfers of one communication record, from its JSON; one that cannot be decoded has none.
+def comm_calls(records: Iterable[tuple[OpName, int, bytes]]) -> Iterator[CommCall]:
+    """The transfers of communication records (name, op_index, JSON); one that cannot be decoded has none.
 
-    Empty for calls that move no tensors (barrier, new_group, ...). Records are not flattened: there are thousands.
+    None either for calls that move no tensors (barrier, new_group, ...). Records are not flattened: there are thousands.
     """
-    api = op.api.rsplit(".", 1)[-1]
-    places = _ARGUMENTS.get(api)
-    if places is None and api != "batch_isend_irecv":
-        return []
+    moving = ((op, api, i, raw) for op, i, raw in records if (api := op.api.rsplit(".", 1)[-1]) in _MOVING)
+    while chunk := list(islice(moving, _AT_ONCE)):
+        for (op, api, i, _), call in zip(chunk, _decode([raw for *_, raw in chunk]), strict=True):
+            if call is None:
+                continue
+            positional, named = call.input_args or [], call.input_kwargs or {}
+            if api == _BATCH:
+                yield from _batched(op, i, [*positional, *named.values()])
+            else:
+                yield _transfer(op, i, api, positional, named, call.output)
+
+
+def _decode(records: list[bytes]) -> Sequence[_Call | None]:
     try:
-        call = _DECODER.decode(quoted(raw))
+        calls = _DECODER_OF_MANY.decode(quoted(b"[%b]" % b",".join(records)))
+        if len(calls) == len(records):
+            return calls
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return []
-    positional, named = call.input_args or [], call.input_kwargs or {}
-    if places is None:
-        return _batched(op, index, [*positional, *named.values()])
-    kind = {"isend": "send", "irecv": "recv"}.get(api, api)
+        pass
+    return [_decode_one(raw) for raw in records]
+
+
+def _decode_one(raw: bytes) -> _Call | None:
+    try:
+        return _DECODER.decode(quoted(raw))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _transfer(
+    op: OpName, index: int, api: str, positional: list[Any], named: dict[str, Any], output: list[Any] | None
+) -> CommCall:
+    places = _ARGUMENTS[api]
+    kind = _POINT_TO_POINT.get(api, api)
     group = _group(positional, named)
     peer = _peer(positional, named, group, kind) if kind in ("send", "recv") or kind in ROOTED else -1
-    waits = api in ("isend", "irecv") or _value(named.get("async_op")) is True
+    waits = kind != api or _value(named.get("async_op")) is True
     given, given_signature = _look(_argument(positional, named, places.given, places.given_name))
-    got, got_signature = _look(_after(call.output, positional, named, places.got, places.got_name))
-    return [
-        CommCall(
-            index,
-            op.name,
-            kind,
-            group,
-            peer,
-            waits,
-            _reduce_op(positional, named) if kind in REDUCING else "",
-            given,
-            got,
-            given_signature,
-            got_signature,
-        )
-    ]
+    got, got_signature = _look(_after(output, positional, named, places.got, places.got_name))
+    reduce_op = _reduce_op(positional, named) if kind in REDUCING else ""
+    return CommCall(index, op.name, kind, group, peer, waits, reduce_op, given, got, given_signature, got_signature)
 
 
 def _argument(positional: list[Any], named: dict[str, Any], position: int, name: str) -> Any:
@@ -250,18 +266,19 @@ def _operations(item: Any) -> list[_Item]:
 
 def _look(item: Any) -> tuple[int, Signature | None]:
     """Kinds and signature of what was put in or got out."""
-    if type(item) is _Item and type(item.Max) is float and type(item.Min) is float:  # one tensor: nearly always
-        size = _size(item.shape)
-        if size:
-            a, b, norm = item.Max, item.Min, item.Norm
-            square = norm * norm if type(norm) is float and abs(norm) < 1e150 else None
-            return kind_bits(a, b), Signature(size, a, b, square)
+    if type(item) is _Item and (size := _size(item.shape)):  # one tensor: nearly always
+        x = item.Max if type(item.Max) is float else number(item.Max)
+        y = item.Min if type(item.Min) is float else number(item.Min)
+        if x is not None and y is not None and x != -math.inf:
+            n = item.Norm if type(item.Norm) is float else number(item.Norm)
+            squares = n * n if n is not None and abs(n) < 1e150 else None
+            return kind_bits(x, y), Signature(size, x, y, squares)
     tensors = _tensors(item)
     if not tensors:
         return int(Kinds.UNKNOWN), None
     bits = total = 0
     high = low = -math.inf
-    squares: float | None = 0.0
+    squares = 0.0
     known = sized = True
     for t in tensors:
         size = _size(t.shape)

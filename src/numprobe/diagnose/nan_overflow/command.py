@@ -14,7 +14,7 @@ from numprobe.diagnose.nan_overflow.page.screen import render_json_line, render_
 from numprobe.diagnose.nan_overflow.skill import STAGES, Analysis, NanOptions, analyse
 from numprobe.execution.memory import without_collector
 from numprobe.execution.stages import Listener, ignore
-from numprobe.formats.layout import find_layout
+from numprobe.formats.dump import open_dump
 from numprobe.record.errors import NumprobeError
 from numprobe.report.progress import progress_display
 from numprobe.report.run_folder import RunFolder, open_run
@@ -40,11 +40,12 @@ def run_to_folder(
         NumprobeError: nothing readable at ``dump``, or ``out`` holds something else.
     """
     options = options or NanOptions()
-    _check(dump, out)
+    opened = open_dump(dump, use_cache=options.use_cache)  # a wrong path fails before an output folder is made
+    _refuse_inside(opened.root, out)
     run = open_run("nan", out, {"dump": str(dump.resolve())}, _manifest_options(options, lang, compat))
     try:
         with without_collector():
-            analysis = analyse(dump, options, listener, lang=lang)
+            analysis = analyse(opened, options, listener, lang=lang)
             write_artifacts(run, analysis, lang, compat=compat)
     except KeyboardInterrupt:
         run.finish("interrupted")
@@ -114,10 +115,9 @@ def _unread(analysis: Analysis, lang: str, style: Style) -> list[str]:
     return [*lines, f"  {say(lang, 'check.read_rank', ranks=ranks)}"] if ranks else lines
 
 
-def _check(dump: Path, out: Path | None) -> None:
-    """Fail on a wrong path before an output folder is made, and on one inside the dump."""
-    root = find_layout(dump).root.resolve()
-    folder = (out or Path("numprobe_out")).resolve()
+def _refuse_inside(root: Path, out: Path | None) -> None:
+    """Fail on an output folder inside the dump."""
+    root, folder = root.resolve(), (out or Path("numprobe_out")).resolve()
     if folder == root or root in folder.parents:
         raise NumprobeError(
             "E-OUT-003",

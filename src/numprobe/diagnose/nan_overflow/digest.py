@@ -79,4 +79,4 @@ class RankDigest(msgspec.Struct):
     program: str = ""  # first and last forward module (or API): equal on ranks of one pipeline stage
     begins: bool = False  # has the embedding: the first stage
     ends: bool = False  # has the loss or the head: the last stage
-    edges: str = ""  # blake2b of the file's first and last 64 kB
+    edges: str = ""  # blake2b of the file's first and last 16 kB

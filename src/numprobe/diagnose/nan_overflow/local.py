@@ -28,8 +28,9 @@ from numprobe.record.trace import INPUT, OUTPUT, PARAMETER, Record, Value
 MAX_EVENTS = 32
 _NAN, _INF, _DIRTY = int(Kinds.NAN), int(INFINITE), int(DIRTY)
 _LOOK_BACK = 256
-_EDGE = 1 << 16
+_EDGE = 1 << 14
 _CLOSE = 24  # records between an allocation and its use: all-NaN tensors of one size cannot be told apart further off
+_COMMUNICATION = ("Distributed.", "MintDistributed.")
 _ELEMENTWISE_SOURCE = ("optimizer", "clip_grad")
 
 
@@ -59,7 +60,6 @@ class _Garbage:
 class _Walk:
     dump: RankDump
     digest: RankDigest
-    calls: dict[int, list[CommCall]] = field(default_factory=dict)
     infinities: list[_Infinity] = field(default_factory=list)
     garbage: list[_Garbage] = field(default_factory=list)
     garbage_used: set[int] = field(default_factory=set)
@@ -74,6 +74,14 @@ class _Walk:
     @property
     def names(self) -> list[str]:
         return self.dump.index.names
+
+    @cached_property
+    def calls(self) -> dict[int, list[CommCall]]:
+        """Transfers by op_index."""
+        found: dict[int, list[CommCall]] = {}
+        for call in self.digest.calls:
+            found.setdefault(call.index, []).append(call)
+        return found
 
     # --- helpers -------------------------------------------------------------------------------------------------
 
@@ -214,6 +222,7 @@ class _Walk:
             if len(self.events) >= MAX_EVENTS:
                 self.digest.more_events += 1
                 break
+            self.garbage = [g for g in self.garbage if i - g.index <= _CLOSE]
             self.step(i, parse_name(index.names[i]), given, out, parameter)
         for i in self.deferred:
             op = parse_name(index.names[i])
@@ -329,7 +338,7 @@ class _Walk:
         if not given & _DIRTY:
             return
         flows = [f for f in self.infinities if f.last in ("produced", "carried")]
-        if not flows and not self.garbage:
+        if not flows:
             return
         for v in _dirty_inputs(self.dump.record(i)):
             for flow in flows:
@@ -448,7 +457,7 @@ class _Walk:
             g
             for g in self.garbage
             for v in dirty
-            if v.numel == g.numel and i - g.index <= _CLOSE and not g.index < self.unseen.get(v.numel or 0, -1) < i
+            if v.numel == g.numel and not g.index < self.unseen.get(v.numel or 0, -1) < i
         ]
         if not sources:
             return False
@@ -589,29 +598,29 @@ def digest_rank(dump: RankDump) -> RankDigest:
     dirty = np.flatnonzero(index.output & _DIRTY)
     digest.dirty_records = int(np.count_nonzero((index.input | index.output | index.parameter) & _DIRTY))
     digest.first_dirty = int(dirty[0]) if len(dirty) else -1
-    positions = [i for i, n in enumerate(index.names) if n.startswith(("Distributed.", "MintDistributed."))]
-    calls: dict[int, list[CommCall]] = {}
-    for i, _, raw in dump.raw(positions):
-        found = comm_calls(parse_name(index.names[i]), i, raw)
-        if found:
-            calls[i] = found
-    digest.calls = [c for i in positions for c in calls.get(i, [])]
-    digest.backward_from = next(
-        (i for i, n in enumerate(index.names) if n.endswith(".backward") or ".backward." in n), -1
-    )
+    digest.backward_from = _first_backward(index.names)
     digest.program, digest.begins, digest.ends = _stage(index.names, digest)
-    if len(dirty) or index.parameter.any():
-        walk = _Walk(dump, digest, calls)
-        walk.run()
-        digest.events = walk.events
-        digest.look_alikes = list(walk.look.values())
-        if walk.events:
-            _context(dump, digest)
+    with dump.kept_open():
+        positions = [i for i, n in enumerate(index.names) if n[0:1] in "DM" and n.startswith(_COMMUNICATION)]
+        digest.calls = list(comm_calls((parse_name(index.names[i]), i, raw) for i, _, raw in dump.raw(positions)))
+        if len(dirty) or index.parameter.any():
+            walk = _Walk(dump, digest)
+            walk.run()
+            digest.events = walk.events
+            digest.look_alikes = list(walk.look.values())
+            if walk.events:
+                _context(dump, digest)
     return digest
 
 
+def _first_backward(names: list[str]) -> int:
+    return next(
+        (i for i, n in enumerate(names) if ".backward" in n and (n.endswith(".backward") or ".backward." in n)), -1
+    )
+
+
 def edges_of(file: Path) -> str:
-    """blake2b of a file's first and last 64 kB: tells a changed input at little cost."""
+    """blake2b of a file's first and last 16 kB: tells a changed input at little cost."""
     digest = hashlib.blake2b(digest_size=16)
     with file.open("rb") as content:
         digest.update(content.read(_EDGE))

@@ -42,6 +42,9 @@ DIGEST_VERSION = 4
 LOSS_SCALE = 2.0**8  # gradients of the loss of at least this size are scaled on purpose
 SCALED_GRADIENT = 2.0**4  # where the loss is not recorded: gradients of logits are at most 1 without a scale
 MAX_LOSS_RANKS = 16
+_INDEX_FROM = (
+    1 << 22
+)  # bytes: the index of a smaller file is stored when a later stage asks for it, which few files' are
 LOSS_SCALE_STEPS = 3  # an overflow that repeats in more dumped steps than this is a fault
 _NAN = int(Kinds.NAN)
 
@@ -88,21 +91,21 @@ class _Read:
 
 
 def analyse(
-    path: str | Path, options: NanOptions | None = None, listener: Listener = ignore, *, lang: str = "en"
+    what: str | Path | Dump, options: NanOptions | None = None, listener: Listener = ignore, *, lang: str = "en"
 ) -> Analysis:
-    """Find out which rank and which operator made the first NaN or Inf.
+    """Find out which rank and which operator made the first NaN or Inf. ``what``: a path, or a dump that is open already.
 
     Steps are read in order up to the first dirty one. Nothing is written but the per-rank cache. ``lang`` words the notes
     of the progress events.
 
     Raises:
-        NumprobeError: nothing readable at ``path`` (E-FMT-001 to 003, 014), or a choice that leaves nothing (E-USE-005).
+        NumprobeError: nothing readable at ``what`` (E-FMT-001 to 003, 014), or a choice that leaves nothing (E-USE-005).
     """
     options = options or NanOptions()
     stages = Stages(STAGES, listener)
     words = partial(say, lang)
     stages.begin(STAGES[0])
-    dump = open_dump(path, use_cache=options.use_cache)
+    dump = what if isinstance(what, Dump) else open_dump(what, use_cache=options.use_cache)
     steps = choose_steps(dump.steps, options.steps, options.ranks)
     listed = [r for s in steps for r in s.ranks]
     missing = sum(bool(r.problem) for r in listed)
@@ -171,7 +174,7 @@ def scan_rank(task: _Task) -> RankDigest:
     if stored is not None:
         return stored
     try:
-        digest = digest_rank(RankDump(place, task.cache_to))
+        digest = digest_rank(RankDump(place, task.cache_to if place.size >= _INDEX_FROM else None))
     except NumprobeError as error:
         return RankDigest(place.key, place.rank, "unreadable", f"{error.code}  {error.what}")
     if digest.reason != "live":

@@ -149,7 +149,9 @@ def _scan_open(file: BinaryIO, path: Path, block: int, *, fast: bool) -> RankInd
             tail = None
         else:
             tail, damage = _slow_block(piece, at, taken)
-            ended = damage is not None and damage.offset - at == len(piece) and not damage.record  # behind a whole member
+            ended = (
+                damage is not None and damage.offset - at == len(piece) and not damage.record
+            )  # behind a whole member
             if more and damage is not None and not ended:
                 if damage.reason == "truncated" or len(piece) - (damage.offset - at) < 64:
                     rest += more  # the cut was not between two members after all
@@ -368,10 +370,11 @@ def _fast_block(piece: bytes, at: int, rows: _Rows, *, last: bool) -> bool:
 
 def _strip_end(piece: bytes) -> bytes:
     """The members of a file's last block, without the two braces that close it."""
-    outer = piece.rstrip()
-    if not outer.endswith(b"}"):
-        raise Unusual
-    inner = outer[:-1].rstrip()
-    if not inner.endswith(b"}"):
-        raise Unusual
-    return inner[:-1]
+    end = len(piece)
+    for _ in range(2):
+        while end and piece[end - 1] in b" \t\n\r":
+            end -= 1
+        if not end or piece[end - 1] != 0x7D:
+            raise Unusual
+        end -= 1
+    return piece[:end]

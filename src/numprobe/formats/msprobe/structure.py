@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import msgspec
 from numprobe.formats.msprobe.members import UndecodableMember, decode_member
 from numprobe.formats.msprobe.reference import Stop, iterate_members, skip_space
 
+_GROUPS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _PLAIN = msgspec.json.Decoder(dict[str, str | None])
 MICRO_STEP_KEY = "megatron_micro_step_number"
 
@@ -62,39 +65,80 @@ def read_construct(path: Path) -> ModuleTree:
     return ModuleTree(parents, micro, True)
 
 
-def read_stacks(path: Path) -> dict[str, list[str]]:
+class Stacks(Mapping[str, list[str]]):
     """Frames by record name, innermost first; both layouts (``{"0": [[names], [frames]]}`` and ``{name: [frames]}``).
 
-    An absent or unreadable file gives no stacks.
+    Looking up one name decodes the one group that holds it: files of a hundred megabytes are common, and few stacks are
+    ever asked for.
     """
-    content = _object(path)
-    stacks: dict[str, list[str]] = {}
-    for key, value in (content or {}).items():
-        if not isinstance(value, list):
-            continue
-        if len(value) == 2 and all(isinstance(part, list) for part in value):
-            frames = [f for f in value[1] if isinstance(f, str)]
-            for name in value[0]:
-                if isinstance(name, str):
-                    stacks[name] = frames
-        elif not key.isdecimal():  # a group that is no pair belongs to nothing
-            stacks[key] = [f for f in value if isinstance(f, str)]
-    return stacks
+
+    def __init__(self, groups: dict[str, msgspec.Raw]) -> None:
+        self._groups = groups
+
+    def __getitem__(self, name: str) -> list[str]:
+        spellings = [json.dumps(name, ensure_ascii=ascii_).encode("utf-8", "replace") for ascii_ in (True, False)]
+        for key, raw in reversed(self._groups.items()):
+            text = bytes(raw)
+            if key == name or any(spelling in text for spelling in spellings):
+                for found, frames in _stack_group(key, text):
+                    if found == name:
+                        return frames
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        seen = {name: None for key, raw in self._groups.items() for name, _ in _stack_group(key, bytes(raw))}
+        return iter(seen)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __bool__(self) -> bool:
+        return bool(self._groups)
+
+
+def _stack_group(key: str, text: bytes) -> Iterator[tuple[str, list[str]]]:
+    """Names and frames of one member of stack.json; none of one that is no group."""
+    try:
+        value = msgspec.json.decode(text)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return
+    if not isinstance(value, list):
+        return
+    if len(value) == 2 and all(isinstance(part, list) for part in value):
+        frames = [f for f in value[1] if isinstance(f, str)]
+        yield from ((name, frames) for name in value[0] if isinstance(name, str))
+    elif not key.isdecimal():  # a group that is no pair belongs to nothing
+        yield key, [f for f in value if isinstance(f, str)]
+
+
+def read_stacks(path: Path) -> Stacks:
+    """The stacks in stack.json. An absent or unreadable file gives none."""
+    raw = _content(path)
+    if raw is None:
+        return Stacks({})
+    try:
+        return Stacks(_GROUPS.decode(raw))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return Stacks({name: msgspec.Raw(msgspec.json.encode(group)) for name, group in (_readable(raw) or {}).items()})
 
 
 def _object(path: Path) -> dict[str, Any] | None:
     """The object in a file; of a damaged one the members before the damage. None where there is none."""
-    try:
-        if not path.is_file():
-            return None
-        raw = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
-    except OSError:
+    raw = _content(path)
+    if raw is None:
         return None
     try:
         content = msgspec.json.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return _readable(raw)
     return content if isinstance(content, dict) else None
+
+
+def _content(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes().removeprefix(b"\xef\xbb\xbf") if path.is_file() else None
+    except OSError:
+        return None
 
 
 def _readable(raw: bytes) -> dict[str, Any] | None:
