@@ -30,7 +30,7 @@ from numprobe.record.nonfinite import DIRTY, Kinds
 from numprobe.record.trace import INPUT, OUTPUT, PARAMETER, Record, Value
 from numprobe.report import numbers
 
-MAX_PEERS = 128
+MAX_PEERS = 32
 _FRAME = re.compile(r"File (?P<file>.+?), line (?P<line>\d+), in (?P<function>[^,]+),?\s*(?P<code>.*)", re.S)
 _PLUMBING = re.compile(
     r"(^|/)(site-packages|dist-packages)/(torch|torch_npu|mindspore|msprobe|numprobe)/|(^|/)(torch|torch_npu|msprobe|mindspore)/"

@@ -222,7 +222,8 @@ class _Walk:
             if len(self.events) >= MAX_EVENTS:
                 self.digest.more_events += 1
                 break
-            self.garbage = [g for g in self.garbage if i - g.index <= _CLOSE]
+            if self.garbage:
+                self.garbage = [g for g in self.garbage if i - g.index <= _CLOSE]
             self.step(i, parse_name(index.names[i]), given, out, parameter)
         for i in self.deferred:
             op = parse_name(index.names[i])

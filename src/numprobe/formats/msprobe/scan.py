@@ -346,7 +346,7 @@ def _slow_block(piece: bytes, at: int, rows: _Rows) -> tuple[int, Damage | None]
 
 def _last_boundary(piece: bytes) -> int:
     """Where the last member that is known to be followed by another one ends; 0 if there is none."""
-    width = 1 << 14
+    width = 1 << 12
     while True:
         low = max(0, len(piece) - width)
         ends = [m.start() for m in _MEMBER.finditer(piece, low)]
