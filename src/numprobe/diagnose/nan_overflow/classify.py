@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from numprobe.diagnose.nan_overflow import apis
 from numprobe.diagnose.nan_overflow.bound import bound_of, magnitude, matmul_estimate, output_of, tensors
 from numprobe.diagnose.nan_overflow.digest import Event
-from numprobe.diagnose.nan_overflow.result import CLASSES, Bound, Params
+from numprobe.diagnose.nan_overflow.result import CLASSES, Bound, Params, Values
 from numprobe.record.dtypes import float_format, short_dtype
 from numprobe.record.names import BACKWARD, PARAMETERS_GRAD
 from numprobe.record.nonfinite import DIRTY, Kinds
@@ -208,7 +208,7 @@ def _range(event: Event, record: Record, forward: Record | None) -> tuple[str, P
             if total.mean is not None and total.numel and math.isfinite(total.mean):
                 estimate = abs(float(total.mean)) * total.numel / max(out.numel or 1, 1)
     if estimate is not None and estimate >= 0.5 * form.max:
-        values: dict[str, str | int | float | list[int]] = {
+        values: Values = {
             "estimate": estimate,
             "dtype": form.name,
             "dtype_max": form.max,
@@ -217,7 +217,7 @@ def _range(event: Event, record: Record, forward: Record | None) -> tuple[str, P
     for v, size in sizes:
         own = float_format(v.dtype)
         if own is not None and size >= NEAR_LIMIT * min(own.max, form.max):
-            near: dict[str, str | int | float | list[int]] = {
+            near: Values = {
                 "slot": v.path,
                 "value": size,
                 "share": size / own.max,
@@ -249,7 +249,7 @@ def _modest(record: Record) -> bool:
     return True
 
 
-def _bound_values(bound: Bound) -> dict[str, str | int | float | list[int]]:
+def _bound_values(bound: Bound) -> Values:
     return {"bound": bound.value or 0.0, "dtype": bound.dtype, "dtype_max": bound.dtype_max or 0.0}
 
 
@@ -280,7 +280,7 @@ def _all_zero(v: Value) -> bool:
 
 
 def _empty(record: Record, v: Value) -> tuple[str, Params]:
-    values: dict[str, str | int | float | list[int]] = {"slot": v.path, "op": record.name.name}
+    values: Values = {"slot": v.path, "op": record.name.name}
     if v.shape is not None:
         values["shape"] = f"[{', '.join(map(str, v.shape))}]"
     return "empty_batch", Params("evidence.empty_batch", values)
@@ -292,7 +292,7 @@ def _edge(clazz: str, op: str, v: Value, edge: str) -> tuple[str, Params]:
 
 def _stat(clazz: str, record: Record, v: Value, stat: str, edge: str) -> tuple[str, Params]:
     value = _low(v) if stat == "Min" else _high(v)
-    values: dict[str, str | int | float | list[int]] = {
+    values: Values = {
         "slot": v.path,
         "op": record.name.name,
         "stat": stat,

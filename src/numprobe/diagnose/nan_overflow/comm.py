@@ -121,6 +121,7 @@ class _Call(msgspec.Struct, gc=False):
 
 
 _DECODER = msgspec.json.Decoder(_Call)
+_ITEM = msgspec.json.Decoder(_Item)
 _DECODER_OF_MANY = msgspec.json.Decoder(list[_Call])
 _AT_ONCE = 256
 _POINT_TO_POINT = {"isend": "send", "irecv": "recv"}
@@ -219,46 +220,19 @@ def _tensors(item: Any) -> list[_Item]:
         return [item] if item.shape is not None or item.Max is not None else []
     if isinstance(item, list):
         return [t for part in item for t in _tensors(part)]
-    if isinstance(item, dict):  # nested: msgspec types only the outer level
-        return _tensors(msgspec.convert(item, _Loose, strict=False).item())
+    if isinstance(item, dict):
+        return _tensors(_nested(item))
     return []
 
 
-class _Loose(msgspec.Struct):
-    """A tensor below the outer level."""
-
-    dtype: Any = None
-    shape: Any = None
-    Max: Any = None
-    Min: Any = None
-    Norm: Any = None
-    class_type: Any = None
-    op: Any = None
-    peer: Any = None
-    group_id: Any = None
-    group_ranks: Any = None
-    tensor: Any = None
-
-    def item(self) -> _Item:
-        ranks = msgspec.Raw(msgspec.json.encode(self.group_ranks)) if self.group_ranks else msgspec.Raw(b"")
-        return _Item(
-            dtype=self.dtype,
-            shape=self.shape,
-            Max=self.Max,
-            Min=self.Min,
-            Norm=self.Norm,
-            class_type=self.class_type,
-            op=self.op,
-            peer=self.peer,
-            group_id=self.group_id,
-            group_ranks=ranks,
-            tensor=self.tensor,
-        )
+def _nested(item: dict[str, Any]) -> _Item:
+    """An object below the outer level: msgspec types only that."""
+    return _ITEM.decode(msgspec.json.encode(item))
 
 
 def _operations(item: Any) -> list[_Item]:
     if isinstance(item, dict):
-        item = msgspec.convert(item, _Loose, strict=False).item()
+        item = _nested(item)
     if isinstance(item, _Item):
         return [item] if str(item.class_type).endswith("P2POp") else []
     return [o for part in item for o in _operations(part)] if isinstance(item, list) else []

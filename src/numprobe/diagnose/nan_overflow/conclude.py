@@ -21,6 +21,7 @@ from numprobe.diagnose.nan_overflow.result import (
     Params,
     Slot,
     Term,
+    Values,
 )
 from numprobe.diagnose.nan_overflow.sources import Origin, Verdicts
 from numprobe.formats.dump import RankDump
@@ -314,7 +315,7 @@ def _peer_claims(view: View, origin: Origin, record: Record) -> list[tuple[Param
         for v in p.of(OUTPUT)
         if v.max is not None and v.min is not None
     ]
-    values: dict[str, str | int | float | list[int]] = {"peers": len(peers)}
+    values: Values = {"peers": len(peers)}
     if sizes:
         values["max_abs"] = max(sizes)
     cite = view.cite(first_digest, first.op_index, first.name.name)
@@ -325,7 +326,7 @@ def _peer_claims(view: View, origin: Origin, record: Record) -> list[tuple[Param
             continue
         lows = [w.min for _, p in peers for w in p.of(INPUT) if w.path == v.path and w.min is not None]
         if lows and (v.min < min(lows) or v.min > max(lows)):
-            seen: dict[str, str | int | float | list[int]] = {
+            seen: Values = {
                 "slot": v.path,
                 "stat": "Min",
                 "value": v.min,
@@ -355,7 +356,7 @@ def _spread_claims(view: View, origin: Origin, made: Candidate) -> list[tuple[Pa
             for c, i in view.joined.by_rank[origin.digest.rank]
             if c.index < origin.event.index and i.group == instance.group
         ]
-        values: dict[str, str | int | float | list[int]] = {"ranks": made.ranks}
+        values: Values = {"ranks": made.ranks}
         verified = sum(i.join == VERIFIED for i in earlier)
         if verified and verified == len(earlier):
             values["verified"] = verified

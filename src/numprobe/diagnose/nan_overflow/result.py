@@ -6,6 +6,8 @@ Statistics are floats, with NaN and infinities as values; None means that the du
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import msgspec
 
 from numprobe.record.nonfinite import Number
@@ -33,11 +35,14 @@ CLASSES = (  # the more specific first: where two fit, the earlier one is named
 ROLES = ("source", "relay", "victim", "clean", "partial", "missing")
 
 
+Values: TypeAlias = "dict[str, str | int | float | list[int]]"
+
+
 class Params(msgspec.Struct, frozen=True):
     """A message: its key in the catalogue and the figures and names that it needs."""
 
     key: str
-    values: dict[str, str | int | float | list[int]] = {}
+    values: Values = {}
 
 
 class Citation(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from numprobe.diagnose.nan_overflow.digest import RankDigest
 from numprobe.diagnose.nan_overflow.join import Joined
-from numprobe.diagnose.nan_overflow.result import Citation, Excluded, Params, RankRow, Spread
+from numprobe.diagnose.nan_overflow.result import Citation, Excluded, Params, RankRow, Spread, Values
 from numprobe.diagnose.nan_overflow.sources import Verdicts
 from numprobe.record.names import parse_name
 from numprobe.record.nonfinite import Kinds
@@ -131,7 +131,7 @@ def read_note(digest: RankDigest) -> Params | None:
         return Params("row.unreadable", {"error": digest.reason})
     if digest.status != "partial":
         return None
-    read: dict[str, str | int | float | list[int]] = {"records": digest.records, "offset": digest.reason_at}
+    read: Values = {"records": digest.records, "offset": digest.reason_at}
     if digest.reason == "truncated":
         return Params("row.partial", {**read, "index": digest.records})
     return Params("row.damaged", {**read, "reason": digest.reason})

@@ -16,7 +16,7 @@ from numprobe.diagnose.nan_overflow.conclude import (
     total,
 )
 from numprobe.diagnose.nan_overflow.digest import RankDigest
-from numprobe.diagnose.nan_overflow.result import Candidate, NanResult, Params
+from numprobe.diagnose.nan_overflow.result import Candidate, NanResult, Params, Values
 from numprobe.diagnose.nan_overflow.rows import coordinates, excluded_rows, rank_rows, spread_rows, unread_limits
 from numprobe.diagnose.nan_overflow.sources import Origin, is_excluded
 from numprobe.formats.dump import RankDump
@@ -126,7 +126,7 @@ def _alternative(view: View, origin: Origin) -> Candidate:
 
 
 def _headline(first: Candidate, origin: Origin, view: View, verdict: str) -> Params:
-    values: dict[str, str | int | float | list[int]] = {
+    values: Values = {
         "kinds": first.kinds,
         "ranks": first.ranks or first.rank_key,
         "op": first.op_name,
@@ -186,7 +186,7 @@ def _clean(result: NanResult, view: View, scaling: Params | None) -> None:
 
 
 def nothing_found(records: int, abnormal: int, ranks: int) -> Params:
-    values: dict[str, str | int | float | list[int]] = {"records": records, "ranks": ranks}
+    values: Values = {"records": records, "ranks": ranks}
     return (
         Params("headline.look_alikes", {**values, "count": abnormal})
         if abnormal
@@ -285,7 +285,7 @@ def _limits(view: View) -> list[Params]:
     first = view.verdicts.sources[0].digest.key if view.verdicts.sources else None
     if first is not None:
         dump = view.dumps[first]
-        ranks: dict[str, str | int | float | list[int]] = {}
+        ranks: Values = {}
         if dump.place.rank is not None:
             ranks["ranks"] = [dump.place.rank]
         if not dump.stacks:
