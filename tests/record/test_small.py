@@ -130,3 +130,27 @@ def test_an_error_survives_the_way_from_a_worker():
     back = pickle.loads(pickle.dumps(error))
     assert str(back) == "E-FMT-012  dump.json is not a dump"
     assert back.lines() == [("where", "rank3/dump.json"), ("do", "wait and run again")]
+
+
+def test_an_error_keeps_its_templates_and_values_on_the_way():
+    error = NumprobeError(
+        "E-FMT-010", "{file} cannot be read: {reason}", found="{size:,} bytes", file="a", reason="b", size=1204
+    )
+    back = pickle.loads(pickle.dumps(error))
+    assert (back.what, back.found, str(back)) == (
+        "a cannot be read: b",
+        "1,204 bytes",
+        "E-FMT-010  a cannot be read: b",
+    )
+    assert (back.templates, back.values) == (error.templates, {"file": "a", "reason": "b", "size": 1204})
+
+
+@pytest.mark.parametrize("name", ["{}", "{0}", "{file}", "{reason.__class__}", "a{b", "a}b", "{{x}}", "{x!r:>9}"])
+def test_braces_in_the_values_of_an_error_mean_nothing(name: str):
+    error = NumprobeError(
+        "E-FMT-010", "{file} cannot be read: {reason}", where=name, do="look at {file}", file=name, reason="no"
+    )
+    for one in (error, pickle.loads(pickle.dumps(error)), error.translated({})):
+        assert (one.what, one.where, one.do) == (f"{name} cannot be read: no", name, f"look at {name}")
+    assert error.translated({"look at {file}": "看 {file}"}).do == f"看 {name}"
+    assert NumprobeError("E-FMT-010", f"{name} is plain text", do=name).lines() == [("do", name)]

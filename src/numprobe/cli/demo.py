@@ -28,7 +28,7 @@ def demo(
     from numprobe.synth import CI, simulate
 
     if skill != "nan":
-        raise NumprobeError("E-USE-009", f"demo {skill}: unknown", do="write numprobe demo nan")
+        raise NumprobeError("E-USE-009", "demo {skill}: unknown", do="write numprobe demo nan", skill=skill)
     language = common.language(lang)
     if out.exists() and not (out / MARK).exists() and (not out.is_dir() or any(out.iterdir())):
         raise NumprobeError("E-OUT-001", "the demo folder holds something else", where=str(out), do="choose another -o")
@@ -48,11 +48,6 @@ def demo(
         NanOptions(jobs=jobs),
         out=out / "report",
         lang=language,
-        as_json=False,
-        compat=False,
-        progress="auto",
-        full_digest=False,
-        verbose=False,
         style_out=common.style(sys.stdout, quiet=quiet),
         style_err=common.style(sys.stderr, quiet=quiet),
         quiet=quiet,

@@ -39,11 +39,11 @@ def nan(
     from numprobe.record.errors import NumprobeError
 
     if compat not in (None, "msprobe"):
-        raise NumprobeError("E-USE-007", f"--compat {compat}: unknown", do="write msprobe")
+        raise NumprobeError("E-USE-007", "--compat {compat}: unknown", do="write msprobe", compat=compat)
     if executor != "local":
-        raise NumprobeError("E-USE-007", f"--executor {executor}: not available", do="write local")
+        raise NumprobeError("E-USE-007", "--executor {executor}: not available", do="write local", executor=executor)
     if progress not in ("auto", "json"):
-        raise NumprobeError("E-USE-007", f"--progress {progress}: unknown", do="write auto or json")
+        raise NumprobeError("E-USE-007", "--progress {progress}: unknown", do="write auto or json", progress=progress)
     options = NanOptions(
         common.ranges(step, "--step"), common.ranges(rank, "--rank"), jobs, tuple(exclude), top, not no_cache
     )

@@ -33,7 +33,13 @@ def synth_nan(
     if out is None:
         raise NumprobeError("E-USE-008", "no output folder", do="add -o DIR")
     if scenario not in names:
-        raise NumprobeError("E-USE-008", f"--scenario {scenario}: unknown", do=f"choose one of {', '.join(names)}")
+        raise NumprobeError(
+            "E-USE-008",
+            "--scenario {scenario}: unknown",
+            do="choose one of {names}",
+            scenario=scenario,
+            names=", ".join(names),
+        )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise NumprobeError("E-OUT-001", "the output folder is not empty", where=str(out), do="choose another -o")
     truth = simulate(scenario, out, seed=seed, size=named_size(size))
@@ -54,6 +60,6 @@ def named_size(text: str) -> Size:
     found = re.fullmatch(r"(\d{1,4})x(\d{1,5}(?:\.\d+)?)", text)
     if found is None or not int(found[1]) or not float(found[2]):
         raise NumprobeError(
-            "E-USE-008", f"--size {text}: unknown", do="write unit, ci, large, or RANKSxMB such as 8x100"
+            "E-USE-008", "--size {size}: unknown", do="write unit, ci, large, or RANKSxMB such as 8x100", size=text
         )
     return sized(int(found[1]), float(found[2]))

@@ -205,9 +205,11 @@ class RankDump:
         except OSError as error:
             raise NumprobeError(
                 "E-FMT-010",
-                f"{self.place.dump.name} cannot be read: {error.strerror or error}",
+                "{file} cannot be read: {reason}",
                 where=str(self.place.dump),
                 do="check that the file exists and that you may read it",
+                file=self.place.dump.name,
+                reason=error.strerror or str(error),
             ) from None
         finally:
             self._open = None

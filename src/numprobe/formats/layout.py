@@ -111,16 +111,18 @@ def find_layout(path: Path) -> DumpLayout:
     except OSError as error:  # a name too long, a ring of links
         raise NumprobeError(
             "E-FMT-001",
-            f"no such file or folder: {error.strerror or error}",
+            "no such file or folder: {reason}",
             where=str(path)[:300],
             do="check the path",
+            reason=error.strerror or str(error),
         ) from None
     if there:
         raise NumprobeError(
             "E-FMT-002",
-            f"{path.name} is neither file nor folder",
+            "{name} is neither file nor folder",
             where=str(path),
             do="give a dump.json, a rank folder or a step folder",
+            name=path.name,
         )
     raise NumprobeError("E-FMT-001", "no such file or folder", where=str(path), do="check the path")
 
@@ -129,9 +131,10 @@ def _single(path: Path) -> DumpLayout:
     if path.suffix != ".json" or path.name in ("construct.json", "stack.json"):
         raise NumprobeError(
             "E-FMT-002",
-            f"{path.name} is no dump",
+            "{file} is no dump",
             where=str(path),
             do="give a dump.json, a rank folder or a step folder",
+            file=path.name,
         )
     step = path.parent.parent
     rank = replace(_rank_folder(path.parent, step), file=path.name, problem="")
@@ -153,7 +156,14 @@ def _folder(path: Path, depth: int) -> DumpLayout:
     if steps:
         twice = [p.name for s, p in steps if sum(s == other for other, _ in steps) > 1]
         if twice:
-            raise _two_jobs(path, "two folders have one step number", ", ".join(twice), "move one of them elsewhere")
+            raise NumprobeError(
+                "E-FMT-003",
+                "two folders have one step number",
+                where=str(path),
+                found="{folders}",
+                do="move one of them elsewhere",
+                folders=", ".join(twice),
+            )
         found = [_step(p, s, path) for s, p in steps]
         unknown = tuple(p.name for p in children if _step_of(p) is None)
         return _complete(DumpLayout(path, tuple(f for f in found if f.ranks), unknown=unknown), path)
@@ -165,15 +175,23 @@ def _folder(path: Path, depth: int) -> DumpLayout:
     inner = [p for p in children if depth < 2 and _looks_like_dump(p)]
     if len(inner) == 1:
         return _folder(inner[0], depth + 1)
-    names = ", ".join(p.name for p in (inner or children)[:8]) or "nothing"
+    if inner:
+        raise NumprobeError(
+            "E-FMT-002",
+            "several dumps lie here",
+            where=str(path),
+            found="{folders}",
+            do="give one of them, for example {example}",
+            folders=", ".join(p.name for p in inner[:8]),
+            example=inner[0].name,
+        )
     raise NumprobeError(
         "E-FMT-002",
-        "several dumps lie here" if inner else "no dump here: no step<N>, rank<N> or proc<pid> folder and no dump.json",
+        "no dump here: no step<N>, rank<N> or proc<pid> folder and no dump.json",
         where=str(path),
-        found=names,
-        do=f"give one of them, for example {inner[0].name}"
-        if inner
-        else "give the folder that the collector wrote (dump_path)",
+        found="{folders}" if children else "nothing",
+        do="give the folder that the collector wrote (dump_path)",
+        folders=", ".join(p.name for p in children[:8]),
     )
 
 
@@ -235,23 +253,31 @@ def _step(folder: Path, step: int | None, root: Path) -> StepFolder:
     numbered = [r for r in ranks if r.rank is not None]
     if len({r.rank for r in numbered}) != len(numbered):
         twice = sorted(r.key for r in numbered if sum(o.rank == r.rank for o in numbered) > 1)
-        raise _two_jobs(folder, _TWO_JOBS, ", ".join(twice), "move the folders of one job elsewhere")
-    if numbered and len(numbered) != len(ranks):
-        others = ", ".join(r.key for r in ranks if r.rank is None)
-        raise _two_jobs(
-            folder,
+        raise NumprobeError(
+            "E-FMT-003",
             _TWO_JOBS,
-            f"{numbered[0].key} to {numbered[-1].key}, and {others}",
-            f"give one process folder, as in {folder.name}/{ranks[-1].key}, or move {others} elsewhere to read the ranks",
+            where=str(folder),
+            found="{folders}",
+            do="move the folders of one job elsewhere",
+            folders=", ".join(twice),
+        )
+    if numbered and len(numbered) != len(ranks):
+        raise NumprobeError(
+            "E-FMT-003",
+            _TWO_JOBS,
+            where=str(folder),
+            found="{first} to {last}, and {others}",
+            do="give one process folder, as in {step}/{process}, or move {others} elsewhere to read the ranks",
+            first=numbered[0].key,
+            last=numbered[-1].key,
+            others=", ".join(r.key for r in ranks if r.rank is None),
+            step=folder.name,
+            process=ranks[-1].key,
         )
     return StepFolder(step, folder, tuple(ranks))
 
 
 _TWO_JOBS = "folders of two jobs lie in one step"
-
-
-def _two_jobs(folder: Path, what: str, found: str, do: str) -> NumprobeError:
-    return NumprobeError("E-FMT-003", what, where=str(folder), found=found, do=do)
 
 
 def _complete(layout: DumpLayout, path: Path) -> DumpLayout:
@@ -286,14 +312,22 @@ def choose_steps(
     chosen = [s for s in steps if numbers is None or s.step is None or s.step in numbers]
     if not chosen:
         have = ", ".join(str(s.step) for s in steps)
-        raise NumprobeError("E-USE-005", "--step leaves no step", found=f"steps {have}", do="choose one of these")
+        raise NumprobeError(
+            "E-USE-005", "--step leaves no step", found="steps {steps}", do="choose one of these", steps=have
+        )
     if ranks is None:
         return chosen
     left = [one for s in chosen if (one := s.choose(ranks)).ranks]
     if not left:
-        known = sorted(frozenset().union(*(s.numbers for s in chosen)))
-        span = f"ranks {known[0]} to {known[-1]}" if known else "no rank"
-        raise NumprobeError("E-USE-005", "--rank leaves no rank", found=span, do="choose some of these")
+        known = frozenset().union(*(s.numbers for s in chosen))
+        raise NumprobeError(
+            "E-USE-005",
+            "--rank leaves no rank",
+            found="ranks {first} to {last}" if known else "no rank",
+            do="choose some of these",
+            first=min(known, default=0),
+            last=max(known, default=0),
+        )
     return left
 
 
@@ -303,6 +337,7 @@ def none_readable(where: Path, reasons: Sequence[str]) -> NumprobeError:
         "E-FMT-014",
         "no rank could be read",
         where=str(where),
-        found="; ".join(reasons[:3]),
+        found="{reasons}",
         do="check that the folder holds dump.json files that you may read",
+        reasons="; ".join(reasons[:3]),
     )

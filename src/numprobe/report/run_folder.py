@@ -94,9 +94,10 @@ def open_run(skill: str, out: Path | None, inputs: dict[str, object], options: d
     except OSError as error:
         raise NumprobeError(
             "E-OUT-002",
-            f"the output folder cannot be written: {error.strerror or error}",
+            "the output folder cannot be written: {reason}",
             where=str(folder),
             do="choose another -o",
+            reason=error.strerror or str(error),
         ) from None
     return run
 

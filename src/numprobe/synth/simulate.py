@@ -34,9 +34,15 @@ def simulate(scenario: str, out: Path, *, seed: int = 0, size: Size = UNIT, **ov
         NumprobeError: E-USE-010 for an unknown scenario, E-OUT-010 if ``out`` holds a dump already.
     """
     if scenario not in SCENARIOS:
-        raise NumprobeError("E-USE-008", f"no scenario {scenario!r}", do="one of: " + ", ".join(sorted(SCENARIOS)))
+        raise NumprobeError(
+            "E-USE-008",
+            "no scenario {scenario!r}",
+            do="one of: {names}",
+            scenario=scenario,
+            names=", ".join(sorted(SCENARIOS)),
+        )
     if any(out.glob("step*")):
-        raise NumprobeError("E-OUT-001", f"{out} holds a dump already", do="name a new folder")
+        raise NumprobeError("E-OUT-001", "{out} holds a dump already", do="name a new folder", out=str(out))
     draw = Random(crc32(scenario.encode()) * 1_000_003 + seed)
     plan = SCENARIOS[scenario](draw, size)
     size = plan.size or size

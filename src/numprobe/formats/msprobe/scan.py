@@ -85,18 +85,21 @@ def _scan(path: Path, block: int, *, fast: bool) -> RankIndex:
         if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for ever
             raise NumprobeError(
                 "E-FMT-010",
-                f"{path.name} cannot be read: it is no file",
+                "{file} cannot be read: it is no file",
                 where=str(path),
                 do="point numprobe at a dump.json as the collector wrote it, or leave the rank out with --rank",
+                file=path.name,
             )
         with path.open("rb") as file:
             return _scan_open(file, path, block, fast=fast)
     except OSError as error:
         raise NumprobeError(
             "E-FMT-010",
-            f"{path.name} cannot be read: {error.strerror or error}",
+            "{file} cannot be read: {reason}",
             where=str(path),
             do="check that the file exists and that you may read it",
+            file=path.name,
+            reason=error.strerror or str(error),
         ) from None
 
 
@@ -210,11 +213,11 @@ def _header(buffer: bytes, path: Path) -> tuple[RunInfo | None, int]:
     if first != b"{":
         raise NumprobeError(
             "E-FMT-011",
-            f"{path.name} is no JSON object: it begins with {first.decode('latin-1')!a}"
-            if first
-            else f"{path.name} is empty",
+            "{file} is no JSON object: it begins with {first!a}" if first else "{file} is empty",
             where=str(path),
             do="point numprobe at a dump.json as the collector wrote it, or leave the rank out with --rank",
+            file=path.name,
+            first=first.decode("latin-1"),
         )
     found = _DATA.search(buffer)
     if found is None or found.end() > HEADER_LIMIT:
@@ -272,7 +275,7 @@ def _whole_file(buffer: bytes, path: Path, size: int) -> RankIndex:
             if member.name == "data":
                 found = True
                 if buffer[member.start : member.start + 1] != b"{":
-                    raise _no_data(path, 'member "data" is no object', sorted(fields), size)
+                    raise _no_data(path, sorted(fields), size, there=True)
                 begin = member.start + 1
                 damage = _slow_block(buffer[begin : member.end], begin, rows)[1]
             else:
@@ -285,25 +288,30 @@ def _whole_file(buffer: bytes, path: Path, size: int) -> RankIndex:
         if not found:
             at = re.search(r'"data"\s*:\s*\{', text)
             if at is None:
-                raise _no_data(path, 'no member "data"', sorted(fields), size) from None
+                raise _no_data(path, sorted(fields), size) from None
             found = True
             _, inner = _slow_block(buffer[at.end() :], at.end(), rows)
             damage = inner or damage
     if not found:
-        raise _no_data(path, 'no member "data"', sorted(fields), size)
+        raise _no_data(path, sorted(fields), size)
     has_extrema = False
     if rows.end and len(rows.end[-1]):
         has_extrema = _EXTREMUM.search(buffer, int(rows.start[0][0]), int(rows.end[-1][-1])) is not None
     return _index(_run_info(fields), rows, size, has_extrema, damage)
 
 
-def _no_data(path: Path, what: str, keys: list[str], size: int) -> NumprobeError:
+def _no_data(path: Path, keys: list[str], size: int, *, there: bool = False) -> NumprobeError:
+    """``there``: a member ``data`` was found, but is no object."""
+    listed = ", ".join(keys[:12])
     return NumprobeError(
         "E-FMT-012",
-        f"{path.name} is not a dump: {what}",
+        '{file} is not a dump: member "data" is no object' if there else '{file} is not a dump: no member "data"',
         where=str(path),
-        found=f"{', '.join(keys[:12]) or 'nothing'} ({size:,} bytes)",
+        found="{keys} ({size:,} bytes)" if listed else "nothing ({size:,} bytes)",
         do="the job may still be writing: wait and run again, or leave the rank out with --rank",
+        file=path.name,
+        keys=listed,
+        size=size,
     )
 
 
