@@ -303,6 +303,35 @@ def test_bad_usage(arguments: tuple[str, ...], code: str, says: str, tmp_path: P
     assert says in text
 
 
+IN_CHINESE: list[tuple[tuple[str, ...], str, str]] = [
+    (("nan", "gone", "--lang", "zh"), "E-FMT-001", "文件或目录不存在 位置 gone 处理 检查路径"),
+    (("inspect", "gone", "--lang=zh"), "E-FMT-001", "文件或目录不存在 位置 gone 处理 检查路径"),
+    (
+        ("nan", "d", "--rank", "99", "--lang", "zh"),
+        "E-USE-005",
+        "--rank 选不出任何 rank 发现 rank 0 至 3 处理 从中选择",
+    ),
+    (("nan", "d", "--rank", "3-1", "--lang", "zh"), "E-USE-004", "--rank 3-1：范围的终点小于起点 处理 写成 1-3；"),
+    (("nan", "d", "--lang", "zh", "-o", "d/out"), "E-OUT-003", "位置 d/out 处理 用 -o 选择 dump 之外的目录"),
+    (("nan", "--lang", "zh"), "E-USE-001", "Missing argument 'dump' 处理 用 numprobe nan -h 查看用法"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "code", "says"), IN_CHINESE, ids=[" ".join(a) for a, _, _ in IN_CHINESE])
+def test_errors_in_chinese(arguments: tuple[str, ...], code: str, says: str, tmp_path: Path):
+    copy_of_h(tmp_path / "d")
+    ran = numprobe(tmp_path, *arguments)
+    assert (ran.code, ran.out) == (2, "")
+    lines = [line for line in ran.err.splitlines() if line.startswith(("✗", " "))]
+    assert lines[0].startswith(f"✗ {code}  ")
+    assert says in " ".join(" ".join(lines).split())
+
+
+def test_errors_follow_a_chinese_locale(tmp_path: Path):
+    assert "文件或目录不存在" in numprobe(tmp_path, "nan", "gone", LANG="zh_CN.UTF-8").err
+    assert "no such file or folder" in numprobe(tmp_path, "nan", "gone", "--lang", "en", LANG="zh_CN.UTF-8").err
+
+
 def test_without_arguments_the_help_is_shown(tmp_path: Path):
     ran = numprobe(tmp_path)
     assert ran.code == 2

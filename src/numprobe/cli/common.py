@@ -6,6 +6,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -62,7 +63,15 @@ def bad_usage(error: Any) -> int:
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "numprobe"
     what = " ".join(error.format_message().split()).rstrip(".")
-    show_error(NumprobeError("E-USE-001", what, do=f"{command} -h lists what it takes"))
+    show_error(
+        NumprobeError(
+            "E-USE-001",
+            "{what_typer_says}",
+            do="{command} -h lists what it takes",
+            what_typer_says=what,
+            command=command,
+        )
+    )
     return 2
 
 
@@ -76,7 +85,7 @@ def language(chosen: str | None) -> str:
 
     if chosen is not None:
         if chosen not in LANGUAGES:
-            raise NumprobeError("E-USE-006", f"--lang {chosen}: unknown language", do="write zh or en")
+            raise NumprobeError("E-USE-006", "--lang {lang}: unknown language", do="write zh or en", lang=chosen)
         return chosen
     return default_language(os.environ, sys.stderr.encoding or "utf-8")
 
@@ -90,7 +99,8 @@ def style(stream: Any, *, quiet: bool = False) -> Style:
 def show_error(error: NumprobeError) -> None:
     from numprobe.report.errors import render_error
 
-    lang = next((a for o, a in zip(sys.argv, sys.argv[1:], strict=False) if o == "--lang" and a in LANGUAGES), None)
+    words = [w for a in sys.argv for w in (a.split("=", 1) if a.startswith("--lang=") else [a])]
+    lang = next((a for o, a in pairwise(words) if o == "--lang" and a in LANGUAGES), None)
     print(render_error(error, language(lang), style(sys.stderr)), file=sys.stderr)
 
 

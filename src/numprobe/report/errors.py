@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+
 from numprobe.record.errors import NumprobeError
 from numprobe.report.messages import say
 from numprobe.report.terminal import Style, columns, pad, printable, wrap
 
+_TEXTS = Path(__file__).parent / "messages"
+
 
 def render_error(error: NumprobeError, lang: str, style: Style) -> str:
     """The lines for stderr, without a line break at the end."""
+    error = error.translated(error_texts(lang))
     head = f"{style.symbol('error')} {error.code}  "
     lines = wrap(printable(error.what), style.width, head, " " * columns(head))
     labelled = [(say(lang, f"error.{label}"), printable(text)) for label, text in error.lines()]
@@ -16,3 +24,11 @@ def render_error(error: NumprobeError, lang: str, style: Style) -> str:
     for label, text in labelled:
         lines += wrap(text, style.width, f"  {pad(label, width)}  ", " " * (width + 4))
     return "\n".join(lines)
+
+
+@lru_cache(maxsize=4)
+def error_texts(lang: str) -> Mapping[str, str]:
+    """The templates of errors in a language, by the English ones that the code raises; English itself needs none."""
+    file = _TEXTS / f"errors.{lang}.json"
+    texts: dict[str, str] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    return texts
