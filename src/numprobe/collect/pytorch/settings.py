@@ -1,0 +1,513 @@
+"""What to record: ``config.json`` as msProbe has it (CFG-1 to CFG-10), checked when it is read, and what numprobe adds.
+
+Old configurations work: what msProbe ignores silently is a warning here, with the name that was probably meant; a value that
+cannot work is an error that names file, key, value and what is allowed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from numprobe.collect.pytorch import checks
+from numprobe.collect.pytorch.apis import known_names
+from numprobe.collect.pytorch.checks import Given
+from numprobe.record.errors import NumprobeError
+from numprobe.record.names import FORWARD, parse_name
+
+Task = Literal["statistics", "tensor", "structure", "acc_check", "nan_check", "exception_dump"]
+Level = Literal["L0", "L1", "mix", "debug"]
+SummaryMode = Literal["statistics", "md5", "xor", "hash"]
+RiskLevel = Literal["ALL", "CORE", "FOCUS"]
+Precision = Literal["low", "high"]
+FileFormat = Literal["json", "parquet"]
+TensorFormat = Literal["pt", "safetensors"]
+
+DIRECTIONS = frozenset(("forward", "backward"))
+ROLES = frozenset(("input", "output"))
+
+
+@dataclass(frozen=True)
+class SliceRule:
+    """One item of ``slice``: keep ``[begin:end]`` of dimension ``dim``, if that has ``size`` elements or ``size`` is None."""
+
+    dim: int = 0
+    size: int | None = None
+    begin: int = 0
+    end: int | None = None
+
+
+@dataclass(frozen=True)
+class LoadSettings:
+    """Section ``load``: give the calls ``modules`` of this run the inputs that the tensor dump ``path`` holds (LOD-1).
+
+    ``steps`` and ``ranks`` say when, empty means always; without ``dump_after_load`` nothing is recorded.
+    """
+
+    path: Path
+    modules: tuple[str, ...]
+    steps: frozenset[int] = frozenset()
+    ranks: frozenset[int] = frozenset()
+    dump_after_load: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Everything that a configuration says. Made by :func:`load_settings`, which checks it.
+
+    Attributes:
+        task: what is recorded: figures, tensors too, the structure alone, what a pre-check needs, counts of non-finite values,
+            or figures that are kept only when the program ends in an exception.
+        level: modules (L0), APIs (L1), both (mix), or only what ``save`` is given (debug).
+        dump_path: folder of ``step{N}/rank{R}``.
+        steps, ranks: those to record, empty for all; ask :meth:`wants_step` and :meth:`wants_rank`.
+        scope: full names of the first and the last record, or empty.
+        list: parts of names; a record is kept if it has one of them. Empty for all.
+        tensor_list: parts of the names of records whose tensors are saved as well.
+        data_mode: of forward and backward, input and output, those to record; always some of either pair.
+        summary_mode: figures, CRC-32 (md5), XOR of the 64-bit words, or a 64-bit hash that minds the order.
+        slice: parts of tensors to record instead of the whole; see :func:`slices_of`.
+        request_id: the request of a batch whose rows are recorded (INF-2).
+        async_dump: figures and tensors stay on the device until ``stop``.
+        precision: ``high`` computes Mean and Norm in a wider format.
+        risk_level: which APIs are worth a record at L1 and mix (CFG-6); not in force with ``scope`` or ``list``.
+        extra_info: write stack.json and construct.json.
+        custom_op_namespaces: namespaces of ``torch.ops`` whose operators are recorded.
+        dump_enable: the switch for a running job; None where the configuration is not read again.
+        load: module inputs to take from an older dump, or None.
+        bench_path: md5 dump to compare with; only APIs that differ are saved, until ``diff_nums`` did (-1: to the end).
+        white_list, black_list: names of APIs that the pre-check runs or leaves out.
+        error_data_path: folder where the pre-check saves what failed.
+        format: records as JSON files or as Parquet.
+        tensor_format: one .pt a tensor, or safetensors files of many.
+        compat: figures and gradients as the reference defines them, in its keys (refinement 27).
+        overwrite: write into a dump folder that holds files already.
+        config_path: the file that was read, or None.
+        warnings: what was ignored, and what was probably meant; for the log and the summary.
+    """
+
+    task: Task = "statistics"
+    level: Level = "L1"
+    dump_path: Path = Path("./dump_path")
+    steps: frozenset[int] = frozenset()
+    ranks: frozenset[int] = frozenset()
+    scope: tuple[str, ...] = ()
+    list: tuple[str, ...] = ()
+    tensor_list: tuple[str, ...] = ()
+    data_mode: frozenset[str] = DIRECTIONS | ROLES
+    summary_mode: SummaryMode = "statistics"
+    slice: tuple[SliceRule, ...] = ()
+    request_id: str | None = None
+    async_dump: bool = False
+    precision: Precision = "low"
+    risk_level: RiskLevel = "FOCUS"
+    extra_info: bool = True
+    custom_op_namespaces: tuple[str, ...] = ("_C_ascend",)
+    dump_enable: bool | None = None
+    load: LoadSettings | None = None
+    bench_path: Path | None = None
+    diff_nums: int = 1
+    white_list: tuple[str, ...] = ()
+    black_list: tuple[str, ...] = ()
+    error_data_path: Path = Path("./")
+    format: FileFormat = "json"
+    tensor_format: TensorFormat = "pt"
+    compat: bool = False
+    overwrite: bool = False
+    config_path: Path | None = None
+    warnings: tuple[str, ...] = ()
+
+    def wants_step(self, step: int) -> bool:
+        return not self.steps or step in self.steps
+
+    def wants_rank(self, rank: int | None) -> bool:
+        """A process without a rank (None) is in no list of ranks."""
+        return not self.ranks or rank in self.ranks
+
+    @cached_property
+    def last_step(self) -> int | None:
+        """After this step nothing more is recorded; None if that never comes."""
+        return max(self.steps, default=None)
+
+
+def load_settings(config_path: str | Path | None = None, **overrides: Any) -> Settings:
+    """The settings of a JSON or YAML file, or the defaults; ``overrides`` win over them.
+
+    Args:
+        config_path: .yaml and .yml files are read as YAML (needs ``numprobe[yaml]``), others as JSON.
+        overrides: any key of the file by its name there (``step``, ``rank``), options of the task without its section; None
+            means not given.
+
+    Raises:
+        NumprobeError: E-CFG-001 to 011, for what cannot work. What can be ignored is in ``warnings``.
+    """
+    warnings: list[str] = []
+    file = None if config_path is None else Path(config_path)
+    document = Given("", {} if file is None else _read(file), str(file or ""), warnings)
+    given = _arguments(overrides, warnings)
+    common = _members(document, _COMMON, _SECTIONS, "it belongs into the section of the task", _OPTIONS)
+    task = _task(given.get("task") or common.get("task") or Given("task", Settings.task))
+    section = document.at(task, document.value.get(task) or {})
+    if not isinstance(section.value, dict):
+        raise section.wrong('{"list": []}')
+    options = _members(section, _OPTIONS, (), "it belongs to the top level", _COMMON)
+    found = {**common, **options, **given}
+    values = {_FIELDS.get(key, key): parse(found[key]) for key, parse in _PARSERS.items() if key in found}
+    if file is not None and "dump_path" not in values:
+        values["dump_path"] = _path_of_load(values.get("load"), file)
+    settings = Settings(**values, config_path=file)
+    settings = _fit(settings, document)
+    _check_scope(settings, found)
+    _check_pairs(settings, document.where)
+    return replace(settings, warnings=tuple(warnings))
+
+
+def slices_of(rules: Iterable[SliceRule], shape: tuple[int, ...]) -> tuple[slice, ...] | None:
+    """The index that the rules make of a tensor of this shape; None if none applies. Of two for one dimension the last wins."""
+    chosen: dict[int, slice] = {}
+    for rule in rules:
+        if rule.dim < len(shape) and rule.size in (None, shape[rule.dim]):
+            chosen[rule.dim] = slice(rule.begin, rule.end)
+    if not chosen:
+        return None
+    return tuple(chosen.get(dim, slice(None)) for dim in range(max(chosen) + 1))
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:
+        raise NumprobeError(
+            "E-CFG-001",
+            "the configuration cannot be read: {reason}",
+            where=str(file),
+            do="check the path, and that the file is text in UTF-8",
+            reason=getattr(error, "strerror", None) or str(error),
+        ) from error
+    value = _parse_yaml(text, file) if file.suffix.lower() in (".yaml", ".yml") else _parse_json(text, file)
+    if not isinstance(value, dict):
+        raise NumprobeError(
+            "E-CFG-002",
+            "the configuration is no object of keys and values",
+            where=str(file),
+            do="write keys and values, such as task, level and dump_path",
+        )
+    return {str(key): member for key, member in value.items()}
+
+
+def _parse_json(text: str, file: Path) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _not_written_right(file, error) from error
+
+
+def _parse_yaml(text: str, file: Path) -> object:
+    try:
+        yaml = import_module("yaml")
+    except ImportError as error:
+        raise NumprobeError(
+            "E-CFG-003",
+            "reading YAML needs PyYAML, which is not installed",
+            where=str(file),
+            do="pip install 'numprobe[yaml]', or write the configuration as JSON",
+        ) from error
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise _not_written_right(file, error) from error
+
+
+def _not_written_right(file: Path, error: Exception) -> NumprobeError:
+    return NumprobeError(
+        "E-CFG-002",
+        "the configuration cannot be understood: {reason}",
+        where=str(file),
+        do="check the commas, quotes and brackets there",
+        reason=" ".join(str(error).split()) or type(error).__name__,
+    )
+
+
+def _arguments(overrides: Mapping[str, Any], warnings: list[str]) -> dict[str, Given]:
+    for key in overrides:
+        if key not in _PARSERS:
+            near = checks.nearest(key, _PARSERS)
+            raise NumprobeError(
+                "E-CFG-004",
+                "{key} is no setting",
+                do="did you mean {near}? There are: {known}" if near else "there are: {known}",
+                key=key,
+                near=near,
+                known=", ".join(_PARSERS),
+            )
+    return {key: Given(key, value, "", warnings) for key, value in overrides.items() if value is not None}
+
+
+def _members(
+    holder: Given, known: Iterable[str], tolerated: Iterable[str], elsewhere: str, there: Iterable[str]
+) -> dict[str, Given]:
+    """The known members of an object, those of null left out as msProbe does; a warning for each that means nothing here."""
+    prefix = f"{holder.key}." if holder.key else ""
+    found: dict[str, Given] = {}
+    for key, value in holder.value.items():
+        if key in known:
+            if value is not None:
+                found[key] = replace(holder, key=prefix + key, value=value)
+        elif key in there:
+            holder.warn(f"{prefix + key!r} is ignored: {elsewhere}")
+        elif key not in tolerated:
+            near = checks.nearest(str(key), known)
+            holder.warn(f"unknown key {prefix + str(key)!r} is ignored" + (f"; did you mean {near!r}?" if near else ""))
+    return found
+
+
+def _task(given: Given) -> str:
+    if given.value == "overflow_check":
+        raise NumprobeError(
+            "E-CFG-006",
+            "{key}: there is no overflow_check any more",
+            where=given.where,
+            do="write statistics, and run numprobe nan on the dump",
+            key=given.key,
+        )
+    if given.value == "diff_check":
+        raise NumprobeError(
+            "E-CFG-006",
+            "{key}: diff_check is a kind of tensor dump",
+            where=given.where,
+            do="write tensor, with bench_path and summary_mode md5",
+            key=given.key,
+        )
+    return checks.choice(*get_args(Task))(given)
+
+
+def _level(given: Given) -> str:
+    if given.value == "L2":
+        raise NumprobeError(
+            "E-CFG-009",
+            "level L2 dumps the kernels of an NPU, which only its own tools can",
+            where=given.where,
+            do="write mix, the level with the most detail here",
+        )
+    return checks.choice(*get_args(Level))(given)
+
+
+def _data_mode(given: Given) -> frozenset[str]:
+    """``all`` alone, or some of the four; of a pair that is not mentioned both count."""
+    modes = frozenset(
+        checks.choice("all", *sorted(DIRECTIONS | ROLES))(given.at("", one)) for one in checks.texts(given)
+    )
+    if "all" in modes and len(modes) > 1:
+        raise given.wrong('["all"] | ["forward", "input"]')
+    chosen = modes - {"all"}
+    return (chosen & DIRECTIONS or DIRECTIONS) | (chosen & ROLES or ROLES)
+
+
+def _slice(given: Given) -> tuple[SliceRule, ...]:
+    if not isinstance(given.value, (list, tuple)):
+        raise given.wrong('[{"dim": 0, "begin": 0, "end": 2}]')
+    return tuple(_slice_rule(given.at(f"[{i}]", one)) for i, one in enumerate(given.value))
+
+
+def _slice_rule(given: Given) -> SliceRule:
+    if not isinstance(given.value, dict):
+        raise given.wrong('{"dim": 0, "begin": 0, "end": 2}')
+    found = _members(given, ("dim", "size", "begin", "end"), (), "", ())
+    least = {"dim": 0, "size": 0}
+    return SliceRule(**{key: checks.integer(one, least.get(key)) for key, one in found.items()})
+
+
+def _diff_nums(given: Given) -> int:
+    number = checks.integer(given, -1)
+    if number == 0:
+        raise given.wrong("-1, 1, 2, ...")
+    return number
+
+
+def _apis(given: Given) -> tuple[str, ...]:
+    names = checks.texts(given)
+    for name in names:
+        if name not in known_names():
+            near = checks.nearest(name, known_names())
+            raise NumprobeError(
+                "E-CFG-008",
+                "{key}: {name} is no API that is recorded",
+                where=given.where,
+                do="did you mean {near}?" if near else "write names such as conv2d or linalg.inv",
+                key=given.key,
+                name=name,
+                near=near,
+            )
+    return names
+
+
+def _load(given: Given) -> LoadSettings:
+    if not isinstance(given.value, dict):
+        raise given.wrong('{"path": "./dump", "modules": ["Module.layers.0.mlp.MLP.forward.0"]}')
+    found = _members(given, ("path", "modules", "step", "rank", "dump_after_load"), (), "", ())
+    for key in ("path", "modules"):
+        if key not in found or not found[key].value:
+            raise NumprobeError(
+                "E-CFG-010",
+                "{key} is missing",
+                where=given.where,
+                do="write the folder of a tensor dump (path) and names of module calls (modules)",
+                key=f"{given.key}.{key}",
+            )
+    modules = checks.texts(found["modules"])
+    for name in modules:
+        op = parse_name(name)
+        if op.kind != "module" or op.direction != FORWARD or op.prefix != "Module" or modules.count(name) > 1:
+            raise NumprobeError(
+                "E-CFG-008",
+                "{key}: {name} is no forward call of a module, or stands there twice",
+                where=given.where,
+                do="write names such as Module.layers.0.mlp.MLP.forward.0, each once",
+                key=found["modules"].key,
+                name=name,
+            )
+    return LoadSettings(
+        checks.folder(found["path"]),
+        modules,
+        checks.numbers(found["step"]) if "step" in found else frozenset(),
+        checks.numbers(found["rank"]) if "rank" in found else frozenset(),
+        checks.flag(found["dump_after_load"]) if "dump_after_load" in found else False,
+    )
+
+
+def _path_of_load(load: LoadSettings | None, file: Path) -> Path:
+    """A run that only loads writes nothing, and so needs no folder of its own."""
+    if load is not None and not load.dump_after_load:
+        return load.path
+    raise NumprobeError(
+        "E-CFG-010",
+        "{key} is missing",
+        where=str(file),
+        do="write the folder that the dump goes to",
+        key="dump_path",
+    )
+
+
+def _fit(settings: Settings, document: Given) -> Settings:
+    """The settings without what task and level make nothing of, which is said unless it is the default anyway."""
+    if settings.task == "structure" and settings.level not in ("L0", "mix"):
+        document.warn(f"task structure needs modules: level mix is taken instead of {settings.level}")
+        settings = replace(settings, level="mix")
+    useless = _OPTIONS.keys() - _OPTIONS_OF[settings.task]
+    if settings.level == "debug":
+        useless |= {"scope", "list", "tensor_list", "slice", "request_id", "data_mode"}
+    defaults = Settings()
+    for key in sorted(useless):
+        if getattr(settings, key) != getattr(defaults, key):
+            document.warn(f"{key!r} has no effect with task {settings.task} at level {settings.level}")
+            settings = replace(settings, **{key: getattr(defaults, key)})
+    return settings
+
+
+def _check_scope(settings: Settings, found: Mapping[str, Given]) -> None:
+    """CFG-5: two full names, of modules at L0 and of APIs at L1."""
+    if not settings.scope:
+        return
+    wanted = {"L0": ("module",), "L1": ("api",)}.get(settings.level, ("module", "api"))
+    if len(settings.scope) != 2 or any(parse_name(name).kind not in wanted for name in settings.scope):
+        raise NumprobeError(
+            "E-CFG-008",
+            "{key}: {value} are not two full names of records that level {level} has",
+            where=found["scope"].where,
+            do="write two such as Functional.linear.0.forward (L1, mix) or Module.layers.0.Block.forward.0 (L0, mix)",
+            key=found["scope"].key,
+            value=found["scope"].shown,
+            level=settings.level,
+        )
+
+
+def _check_pairs(settings: Settings, where: str) -> None:
+    """What does not go together."""
+    if settings.level == "debug" and settings.task not in ("statistics", "tensor"):
+        raise NumprobeError(
+            "E-CFG-009",
+            "level debug does not go with task {task}",
+            where=where,
+            do="write task statistics or tensor",
+            task=settings.task,
+        )
+    if settings.task == "acc_check" and settings.level == "L0":
+        raise NumprobeError(
+            "E-CFG-009",
+            "task acc_check needs APIs, and level L0 records none",
+            where=where,
+            do="write level L1 or mix",
+        )
+    if settings.async_dump and settings.summary_mode == "md5":
+        raise NumprobeError(
+            "E-CFG-009",
+            "async_dump leaves tensors on the device, and summary_mode md5 is computed on the host",
+            where=where,
+            do="write summary_mode hash or xor, or async_dump false",
+        )
+    if settings.async_dump and settings.task == "tensor" and not settings.list and settings.level != "debug":
+        raise NumprobeError(
+            "E-CFG-009",
+            "async_dump with task tensor holds every tensor of a step in memory",
+            where=where,
+            do="name those to save in list, or write async_dump false",
+        )
+    if settings.bench_path is not None and settings.summary_mode != "md5":
+        raise NumprobeError(
+            "E-CFG-009",
+            "bench_path compares checksums, and summary_mode is {mode}",
+            where=where,
+            do="write summary_mode md5",
+            mode=settings.summary_mode,
+        )
+
+
+_COMMON: dict[str, Callable[[Given], Any]] = {
+    "task": _task,
+    "level": _level,
+    "dump_path": checks.path,
+    "step": checks.numbers,
+    "rank": checks.numbers,
+    "async_dump": checks.flag,
+    "precision": checks.choice(*get_args(Precision)),
+    "risk_level": checks.choice(*get_args(RiskLevel)),
+    "extra_info": checks.flag,
+    "custom_op_namespaces": checks.texts,
+    "dump_enable": checks.flag,
+    "load": _load,
+    "format": checks.choice(*get_args(FileFormat)),
+    "tensor_format": checks.choice(*get_args(TensorFormat)),
+    "compat": checks.flag,
+    "overwrite": checks.flag,
+}
+_OPTIONS: dict[str, Callable[[Given], Any]] = {
+    "scope": checks.texts,
+    "list": checks.texts,
+    "tensor_list": checks.texts,
+    "data_mode": _data_mode,
+    "summary_mode": checks.choice(*get_args(SummaryMode)),
+    "slice": _slice,
+    "request_id": checks.text,
+    "bench_path": checks.folder,
+    "diff_nums": _diff_nums,
+    "white_list": _apis,
+    "black_list": _apis,
+    "error_data_path": checks.folder,
+}
+_PARSERS = {**_COMMON, **_OPTIONS}
+_FIELDS = {"step": "steps", "rank": "ranks"}
+_SECTIONS = (*get_args(Task), "diff_check", "overflow_check", "free_benchmark")  # of other tasks: not looked into
+_FILTERS = frozenset(("scope", "list", "data_mode"))
+_OPTIONS_OF: dict[str, frozenset[str]] = {
+    "statistics": _FILTERS | {"tensor_list", "summary_mode", "slice", "request_id"},
+    "tensor": _FILTERS | {"summary_mode", "slice", "request_id", "bench_path", "diff_nums"},
+    "structure": frozenset(),
+    "acc_check": _FILTERS | {"white_list", "black_list", "error_data_path"},
+    "nan_check": _FILTERS | {"tensor_list"},
+    "exception_dump": _FILTERS | {"tensor_list", "summary_mode", "slice", "request_id"},
+}
