@@ -180,6 +180,12 @@ def test_names_that_nothing_has(level: str, given: dict[str, list[str]], close: 
     assert (found.key, found.entry, found.close[:1]) == (key, given[key][0], tuple(close))
 
 
+def test_what_is_said_of_them():
+    assert str(Unmatched("list", "linaer", ("linear",))) == "list: no record has the name linaer; did you mean linear?"
+    assert str(Unmatched("scope", "a", ("b", "c"))) == "scope: no record has the name a; did you mean b or c?"
+    assert str(Unmatched("list", "x", ())) == "list: no record has the name x"
+
+
 def test_before_anything_ran_every_entry_is_unmatched():
     names = of("mix", scope=[A, B], list=["x"], tensor_list=["y"])
     assert [(one.key, one.entry) for one in names.unmatched()] == [

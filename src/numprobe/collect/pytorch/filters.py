@@ -18,6 +18,10 @@ class Unmatched:
     entry: str
     close: tuple[str, ...]
 
+    def __str__(self) -> str:
+        near = f"; did you mean {' or '.join(self.close)}?" if self.close else ""
+        return f"{self.key}: no record has the name {self.entry}" + near
+
 
 class NameFilter:
     """Keeps or drops records by their full names, as their calls begin.
