@@ -53,6 +53,24 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return next(iter(get_close_matches(name, known, n=1)), "")
 
 
+def members(
+    holder: Given, known: Iterable[str], tolerated: Iterable[str], elsewhere: str, there: Iterable[str]
+) -> dict[str, Given]:
+    """The known members of an object, those of null left out as msProbe does; a warning for each that means nothing here."""
+    prefix = f"{holder.key}." if holder.key else ""
+    found: dict[str, Given] = {}
+    for key, value in holder.value.items():
+        if key in known:
+            if value is not None:
+                found[key] = replace(holder, key=prefix + key, value=value)
+        elif key in there:
+            holder.warn(f"{prefix + key!r} is ignored: {elsewhere}")
+        elif key not in tolerated:
+            near = nearest(str(key), known)
+            holder.warn(f"unknown key {prefix + str(key)!r} is ignored" + (f"; did you mean {near!r}?" if near else ""))
+    return found
+
+
 def choice(*allowed: str) -> Callable[[Given], str]:
     """One of these words."""
 

@@ -6,54 +6,35 @@ cannot work is an error that names file, key, value and what is allowed.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from numprobe.collect.pytorch import checks
-from numprobe.collect.pytorch.apis import known_names
 from numprobe.collect.pytorch.checks import Given
+from numprobe.collect.pytorch.config_file import read_config
+from numprobe.collect.pytorch.options import (
+    COMMON,
+    DIRECTIONS,
+    OPTIONS,
+    ROLES,
+    FileFormat,
+    Level,
+    LoadSettings,
+    Precision,
+    RiskLevel,
+    SliceRule,
+    SummaryMode,
+    Task,
+    TensorFormat,
+    parse_task,
+)
 from numprobe.record.errors import NumprobeError
-from numprobe.record.names import FORWARD, parse_name
+from numprobe.record.names import parse_name
 
-Task = Literal["statistics", "tensor", "structure", "acc_check", "nan_check", "exception_dump"]
-Level = Literal["L0", "L1", "mix", "debug"]
-SummaryMode = Literal["statistics", "md5", "xor", "hash"]
-RiskLevel = Literal["ALL", "CORE", "FOCUS"]
-Precision = Literal["low", "high"]
-FileFormat = Literal["json", "parquet"]
-TensorFormat = Literal["pt", "safetensors"]
-
-DIRECTIONS = frozenset(("forward", "backward"))
-ROLES = frozenset(("input", "output"))
-
-
-@dataclass(frozen=True)
-class SliceRule:
-    """One item of ``slice``: keep ``[begin:end]`` of dimension ``dim``, if that has ``size`` elements or ``size`` is None."""
-
-    dim: int = 0
-    size: int | None = None
-    begin: int = 0
-    end: int | None = None
-
-
-@dataclass(frozen=True)
-class LoadSettings:
-    """Section ``load``: give the calls ``modules`` of this run the inputs that the tensor dump ``path`` holds (LOD-1).
-
-    ``steps`` and ``ranks`` say when, empty means always; without ``dump_after_load`` nothing is recorded.
-    """
-
-    path: Path
-    modules: tuple[str, ...]
-    steps: frozenset[int] = frozenset()
-    ranks: frozenset[int] = frozenset()
-    dump_after_load: bool = False
+__all__ = ["LoadSettings", "Settings", "SliceRule", "load_settings", "slices_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,14 +129,14 @@ def load_settings(config_path: str | Path | None = None, **overrides: Any) -> Se
     """
     warnings: list[str] = []
     file = None if config_path is None else Path(config_path)
-    document = Given("", {} if file is None else _read(file), str(file or ""), warnings)
+    document = Given("", {} if file is None else read_config(file), str(file or ""), warnings)
     given = _arguments(overrides, warnings)
-    common = _members(document, _COMMON, _SECTIONS, "it belongs into the section of the task", _OPTIONS)
-    task = _task(given.get("task") or common.get("task") or Given("task", Settings.task))
+    common = checks.members(document, COMMON, _SECTIONS, "it belongs into the section of the task", OPTIONS)
+    task = parse_task(given.get("task") or common.get("task") or Given("task", Settings.task))
     section = document.at(task, document.value.get(task) or {})
     if not isinstance(section.value, dict):
         raise section.wrong('{"list": []}')
-    options = _members(section, _OPTIONS, (), "it belongs to the top level", _COMMON)
+    options = checks.members(section, OPTIONS, (), "it belongs to the top level", COMMON)
     found = {**common, **options, **given}
     values = {_FIELDS.get(key, key): parse(found[key]) for key, parse in _PARSERS.items() if key in found}
     if file is not None and "dump_path" not in values:
@@ -178,61 +159,6 @@ def slices_of(rules: Iterable[SliceRule], shape: tuple[int, ...]) -> tuple[slice
     return tuple(chosen.get(dim, slice(None)) for dim in range(max(chosen) + 1))
 
 
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        text = file.read_text(encoding="utf-8-sig")
-    except (OSError, ValueError) as error:
-        raise NumprobeError(
-            "E-CFG-001",
-            "the configuration cannot be read: {reason}",
-            where=str(file),
-            do="check the path, and that the file is text in UTF-8",
-            reason=getattr(error, "strerror", None) or str(error),
-        ) from error
-    value = _parse_yaml(text, file) if file.suffix.lower() in (".yaml", ".yml") else _parse_json(text, file)
-    if not isinstance(value, dict):
-        raise NumprobeError(
-            "E-CFG-002",
-            "the configuration is no object of keys and values",
-            where=str(file),
-            do="write keys and values, such as task, level and dump_path",
-        )
-    return {str(key): member for key, member in value.items()}
-
-
-def _parse_json(text: str, file: Path) -> object:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise _not_written_right(file, error) from error
-
-
-def _parse_yaml(text: str, file: Path) -> object:
-    try:
-        yaml = import_module("yaml")
-    except ImportError as error:
-        raise NumprobeError(
-            "E-CFG-003",
-            "reading YAML needs PyYAML, which is not installed",
-            where=str(file),
-            do="pip install 'numprobe[yaml]', or write the configuration as JSON",
-        ) from error
-    try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise _not_written_right(file, error) from error
-
-
-def _not_written_right(file: Path, error: Exception) -> NumprobeError:
-    return NumprobeError(
-        "E-CFG-002",
-        "the configuration cannot be understood: {reason}",
-        where=str(file),
-        do="check the commas, quotes and brackets there",
-        reason=" ".join(str(error).split()) or type(error).__name__,
-    )
-
-
 def _arguments(overrides: Mapping[str, Any], warnings: list[str]) -> dict[str, Given]:
     for key in overrides:
         if key not in _PARSERS:
@@ -246,138 +172,6 @@ def _arguments(overrides: Mapping[str, Any], warnings: list[str]) -> dict[str, G
                 known=", ".join(_PARSERS),
             )
     return {key: Given(key, value, "", warnings) for key, value in overrides.items() if value is not None}
-
-
-def _members(
-    holder: Given, known: Iterable[str], tolerated: Iterable[str], elsewhere: str, there: Iterable[str]
-) -> dict[str, Given]:
-    """The known members of an object, those of null left out as msProbe does; a warning for each that means nothing here."""
-    prefix = f"{holder.key}." if holder.key else ""
-    found: dict[str, Given] = {}
-    for key, value in holder.value.items():
-        if key in known:
-            if value is not None:
-                found[key] = replace(holder, key=prefix + key, value=value)
-        elif key in there:
-            holder.warn(f"{prefix + key!r} is ignored: {elsewhere}")
-        elif key not in tolerated:
-            near = checks.nearest(str(key), known)
-            holder.warn(f"unknown key {prefix + str(key)!r} is ignored" + (f"; did you mean {near!r}?" if near else ""))
-    return found
-
-
-def _task(given: Given) -> str:
-    if given.value == "overflow_check":
-        raise NumprobeError(
-            "E-CFG-006",
-            "{key}: there is no overflow_check any more",
-            where=given.where,
-            do="write statistics, and run numprobe nan on the dump",
-            key=given.key,
-        )
-    if given.value == "diff_check":
-        raise NumprobeError(
-            "E-CFG-006",
-            "{key}: diff_check is a kind of tensor dump",
-            where=given.where,
-            do="write tensor, with bench_path and summary_mode md5",
-            key=given.key,
-        )
-    return checks.choice(*get_args(Task))(given)
-
-
-def _level(given: Given) -> str:
-    if given.value == "L2":
-        raise NumprobeError(
-            "E-CFG-009",
-            "level L2 dumps the kernels of an NPU, which only its own tools can",
-            where=given.where,
-            do="write mix, the level with the most detail here",
-        )
-    return checks.choice(*get_args(Level))(given)
-
-
-def _data_mode(given: Given) -> frozenset[str]:
-    """``all`` alone, or some of the four; of a pair that is not mentioned both count."""
-    modes = frozenset(
-        checks.choice("all", *sorted(DIRECTIONS | ROLES))(given.at("", one)) for one in checks.texts(given)
-    )
-    if "all" in modes and len(modes) > 1:
-        raise given.wrong('["all"] | ["forward", "input"]')
-    chosen = modes - {"all"}
-    return (chosen & DIRECTIONS or DIRECTIONS) | (chosen & ROLES or ROLES)
-
-
-def _slice(given: Given) -> tuple[SliceRule, ...]:
-    if not isinstance(given.value, (list, tuple)):
-        raise given.wrong('[{"dim": 0, "begin": 0, "end": 2}]')
-    return tuple(_slice_rule(given.at(f"[{i}]", one)) for i, one in enumerate(given.value))
-
-
-def _slice_rule(given: Given) -> SliceRule:
-    if not isinstance(given.value, dict):
-        raise given.wrong('{"dim": 0, "begin": 0, "end": 2}')
-    found = _members(given, ("dim", "size", "begin", "end"), (), "", ())
-    least = {"dim": 0, "size": 0}
-    return SliceRule(**{key: checks.integer(one, least.get(key)) for key, one in found.items()})
-
-
-def _diff_nums(given: Given) -> int:
-    number = checks.integer(given, -1)
-    if number == 0:
-        raise given.wrong("-1, 1, 2, ...")
-    return number
-
-
-def _apis(given: Given) -> tuple[str, ...]:
-    names = checks.texts(given)
-    for name in names:
-        if name not in known_names():
-            near = checks.nearest(name, known_names())
-            raise NumprobeError(
-                "E-CFG-008",
-                "{key}: {name} is no API that is recorded",
-                where=given.where,
-                do="did you mean {near}?" if near else "write names such as conv2d or linalg.inv",
-                key=given.key,
-                name=name,
-                near=near,
-            )
-    return names
-
-
-def _load(given: Given) -> LoadSettings:
-    if not isinstance(given.value, dict):
-        raise given.wrong('{"path": "./dump", "modules": ["Module.layers.0.mlp.MLP.forward.0"]}')
-    found = _members(given, ("path", "modules", "step", "rank", "dump_after_load"), (), "", ())
-    for key in ("path", "modules"):
-        if key not in found or not found[key].value:
-            raise NumprobeError(
-                "E-CFG-010",
-                "{key} is missing",
-                where=given.where,
-                do="write the folder of a tensor dump (path) and names of module calls (modules)",
-                key=f"{given.key}.{key}",
-            )
-    modules = checks.texts(found["modules"])
-    for name in modules:
-        op = parse_name(name)
-        if op.kind != "module" or op.direction != FORWARD or op.prefix != "Module" or modules.count(name) > 1:
-            raise NumprobeError(
-                "E-CFG-008",
-                "{key}: {name} is no forward call of a module, or stands there twice",
-                where=given.where,
-                do="write names such as Module.layers.0.mlp.MLP.forward.0, each once",
-                key=found["modules"].key,
-                name=name,
-            )
-    return LoadSettings(
-        checks.folder(found["path"]),
-        modules,
-        checks.numbers(found["step"]) if "step" in found else frozenset(),
-        checks.numbers(found["rank"]) if "rank" in found else frozenset(),
-        checks.flag(found["dump_after_load"]) if "dump_after_load" in found else False,
-    )
 
 
 def _path_of_load(load: LoadSettings | None, file: Path) -> Path:
@@ -398,7 +192,7 @@ def _fit(settings: Settings, document: Given) -> Settings:
     if settings.task == "structure" and settings.level not in ("L0", "mix"):
         document.warn(f"task structure needs modules: level mix is taken instead of {settings.level}")
         settings = replace(settings, level="mix")
-    useless = _OPTIONS.keys() - _OPTIONS_OF[settings.task]
+    useless = OPTIONS.keys() - _OPTIONS_OF[settings.task]
     if settings.level == "debug":
         useless |= {"scope", "list", "tensor_list", "slice", "request_id", "data_mode"}
     defaults = Settings()
@@ -467,39 +261,7 @@ def _check_pairs(settings: Settings, where: str) -> None:
         )
 
 
-_COMMON: dict[str, Callable[[Given], Any]] = {
-    "task": _task,
-    "level": _level,
-    "dump_path": checks.path,
-    "step": checks.numbers,
-    "rank": checks.numbers,
-    "async_dump": checks.flag,
-    "precision": checks.choice(*get_args(Precision)),
-    "risk_level": checks.choice(*get_args(RiskLevel)),
-    "extra_info": checks.flag,
-    "custom_op_namespaces": checks.texts,
-    "dump_enable": checks.flag,
-    "load": _load,
-    "format": checks.choice(*get_args(FileFormat)),
-    "tensor_format": checks.choice(*get_args(TensorFormat)),
-    "compat": checks.flag,
-    "overwrite": checks.flag,
-}
-_OPTIONS: dict[str, Callable[[Given], Any]] = {
-    "scope": checks.texts,
-    "list": checks.texts,
-    "tensor_list": checks.texts,
-    "data_mode": _data_mode,
-    "summary_mode": checks.choice(*get_args(SummaryMode)),
-    "slice": _slice,
-    "request_id": checks.text,
-    "bench_path": checks.folder,
-    "diff_nums": _diff_nums,
-    "white_list": _apis,
-    "black_list": _apis,
-    "error_data_path": checks.folder,
-}
-_PARSERS = {**_COMMON, **_OPTIONS}
+_PARSERS = {**COMMON, **OPTIONS}
 _FIELDS = {"step": "steps", "rank": "ranks"}
 _SECTIONS = (*get_args(Task), "diff_check", "overflow_check", "free_benchmark")  # of other tasks: not looked into
 _FILTERS = frozenset(("scope", "list", "data_mode"))
