@@ -1,0 +1,1 @@
+"""The PyTorch collector; its public door is :mod:`numprobe.pytorch`."""

@@ -1,0 +1,215 @@
+"""Recording of API calls: functions of torch and others are replaced on their owners by ones that record and call them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from numprobe.collect.pytorch.apis import Api, Mask, ignored_arguments, resolve
+from numprobe.collect.pytorch.backward import BackwardRecord, Given, Wanted
+from numprobe.collect.pytorch.recorder import Entry, Recorder
+from numprobe.collect.pytorch.scope import Scope
+
+AfterCall = Callable[[tuple[Any, ...], dict[str, Any], Any], Any]
+
+
+class FunctionHooks:
+    """Wraps functions, and puts them back.
+
+    ``keeps(name)`` says whether an API call is recorded; its counter advances either way.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        scope: Scope,
+        *,
+        keeps: Callable[[str], bool],
+        forward: bool,
+        backward: bool,
+        wanted: Wanted,
+        own_parameters: bool,
+        node_gradients: bool,
+        structure_only: bool,
+    ) -> None:
+        self._recorder, self._scope = recorder, scope
+        self._keeps = keeps
+        self._forward, self._backward, self._wanted = forward, backward, wanted
+        self._own_parameters, self._node_gradients = own_parameters, node_gradients
+        self._structure_only = structure_only
+        self._masks = ignored_arguments()
+        self._originals: list[tuple[Any, str, Any]] = []
+
+    # --- installing ----------------------------------------------------------------------------------------------
+
+    def install(self, apis: Sequence[Api], after: AfterCall | None = None) -> None:
+        """Replace these functions, but for those that are replaced already."""
+        for api in apis:
+            owner = resolve(api.owner)
+            if not hasattr(getattr(owner, api.attribute), "__numprobe_original__"):
+                self.wrap(owner, api.attribute, api.prefix, after)
+
+    def wrap(self, owner: Any, attribute: str, prefix: str, after: AfterCall | None = None) -> None:
+        """Replace ``owner.attribute``.
+
+        Raises:
+            AttributeError: there is none.
+        """
+        original = getattr(owner, attribute)
+        own = vars(owner).get(attribute, _INHERITED) if hasattr(owner, "__dict__") else original
+        setattr(owner, attribute, self._recording(original, prefix, attribute.rpartition(".")[2], after))
+        self._originals.append((owner, attribute, own))
+
+    def unwrap(self, owner: Any, attribute: str) -> bool:
+        """Put one function back; False where it was not replaced."""
+        for i, (at, name, original) in enumerate(self._originals):
+            if at is owner and name == attribute:
+                _put_back(at, name, original)
+                del self._originals[i]
+                return True
+        return False
+
+    def restore(self) -> None:
+        """Put everything back, latest first."""
+        while self._originals:
+            _put_back(*self._originals.pop())
+
+    # --- a call --------------------------------------------------------------------------------------------------
+
+    def _recording(self, original: Any, prefix: str, api: str, after: AfterCall | None) -> Any:
+        scope = self._scope
+        recorded = self._recorded
+        after_call = after or _plain_output
+
+        @functools.wraps(original, assigned=("__name__", "__doc__", "__qualname__", "__module__"), updated=())
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not scope.on or scope.thread.busy:
+                return original(*args, **kwargs)
+            return recorded(original, prefix, api, after_call, args, kwargs)
+
+        call.__numprobe_original__ = original  # type: ignore[attr-defined]
+        return call
+
+    def _recorded(
+        self, original: Any, prefix: str, api: str, after: AfterCall, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        thread = self._scope.thread
+        thread.busy = True  # what the collector and the API itself call is not recorded
+        try:
+            call = self._begin(prefix, api, args, kwargs)
+            try:
+                output = original(*args, **kwargs)
+            except BaseException:
+                if call is not None:
+                    call.entry.open = False
+                raise
+            if call is not None:
+                self._end(call, after(args, kwargs, output), output)
+            return output
+        finally:
+            thread.busy = False
+
+    def _begin(self, prefix: str, api: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call | None:
+        recorder = self._recorder
+        name = f"{prefix}.{api}"
+        hidden = self._masks.get(name)
+        name = f"{name}.{recorder.call(name)}.forward"
+        parent = self._scope.parent()
+        if recorder.stacks is not None:
+            recorder.parent(name, parent)
+        if not self._keeps(name):
+            recorder.tally.filtered += 1
+            return None
+        if recorder.stacks is not None:
+            recorder.called_from(name, 3)
+        if self._structure_only:
+            return None
+        call = _Call(Entry(name, open=True), hidden, parent)
+        if self._forward:
+            if self._wanted.input:
+                given, named = (args, kwargs) if hidden is None else _without(args, kwargs, hidden.inputs)
+                call.entry.body["input_args"] = recorder.values(call.entry, "input", given)
+                call.entry.body["input_kwargs"] = recorder.named(call.entry, "kwargs", named)
+            recorder.place(call.entry)
+        if self._backward and torch.is_grad_enabled():
+            call.given = Given(args, kwargs)
+        return call
+
+    def _end(self, call: _Call, shown: Any, output: Any) -> None:
+        """``shown`` is what the record has as output: of a communication its arguments, now or :class:`Later`."""
+        if isinstance(shown, Later):
+            call.entry.body["output"] = []
+            shown.bind(lambda values: self._show(call, values))
+        else:
+            self._show(call, shown)
+        if call.given is not None and call.given.edges:
+            name = f"{call.entry.name.removesuffix('forward')}backward"
+            record = BackwardRecord(self._recorder, self._scope, self._wanted, name, call.parent)
+            if self._node_gradients:
+                record.watch_node(output)
+            else:
+                record.watch(call.given, output, whole=False, parameters=self._own_parameters)
+
+    def _show(self, call: _Call, output: Any) -> None:
+        if self._forward and self._wanted.output:
+            listed = as_list(output)
+            if call.hidden is not None:
+                listed = [None if i in call.hidden.outputs else v for i, v in enumerate(listed)]
+            call.entry.body["output"] = self._recorder.values(call.entry, "output", listed)
+        call.entry.open = False
+
+
+class _Call:
+    """One call that has begun."""
+
+    __slots__ = ("entry", "given", "hidden", "parent")
+
+    def __init__(self, entry: Entry, hidden: Mask | None, parent: str | None) -> None:
+        self.entry, self.hidden, self.parent = entry, hidden, parent
+        self.given: Given | None = None
+
+
+class Later:
+    """An output that is not there yet: a communication that somebody will wait for."""
+
+    def __init__(self) -> None:
+        self._record: Callable[[Any], None] | None = None
+
+    def bind(self, record: Callable[[Any], None]) -> None:
+        self._record = record
+
+    def arrived(self, values: Any) -> None:
+        if self._record is not None:
+            record, self._record = self._record, None
+            record(values)
+
+
+def _plain_output(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+    return output
+
+
+def as_list(output: Any) -> list[Any]:
+    """The outputs as a record lists them: a tuple or list is opened one level, anything else is one element."""
+    return list(output) if isinstance(output, (tuple, list)) and not isinstance(output, torch.Size) else [output]
+
+
+def _without(
+    args: tuple[Any, ...], kwargs: dict[str, Any], hidden: frozenset[int | str]
+) -> tuple[list[Any], dict[str, Any]]:
+    return (
+        [None if i in hidden else value for i, value in enumerate(args)],
+        {key: None if key in hidden else value for key, value in kwargs.items()},
+    )
+
+
+_INHERITED = object()
+
+
+def _put_back(owner: Any, attribute: str, original: Any) -> None:
+    if original is _INHERITED:
+        delattr(owner, attribute)
+    else:
+        setattr(owner, attribute, original)

@@ -1,0 +1,156 @@
+"""The gradients of one call, read off the autograd graph without adding anything to it.
+
+A call's part of the graph lies between its outputs and the edges that lead to its inputs. A hook on the node before such an
+edge sees what this call alone contributes to that input's gradient, however many operators the call consists of, and
+whoever else uses the input. No node is inserted and no tensor is replaced, so the order of accumulation stays as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+MAX_NODES = (
+    20_000  # of one call's graph; a search beyond that is given up, and the gradients of its inputs are not recorded
+)
+
+Node = Any  # torch.autograd.graph.Node: what grad_fn gives
+OnGradient = Callable[[int, torch.Tensor | None], None]
+next_sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
+
+
+class Edges:
+    """Where the gradients of some tensors go, as it is now: an operator in place gives its input another node."""
+
+    __slots__ = ("_nodes", "_of_leaves", "_of_nodes", "since")
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self.since = next_sequence_number()
+        self._nodes: list[Node] = []  # kept, so that their addresses stay theirs
+        self._of_nodes: dict[tuple[int, int], int] = {}
+        self._of_leaves: dict[int, int] = {}
+        for i, tensor in enumerate(tensors):
+            node = tensor.grad_fn
+            if node is not None:
+                self._nodes.append(node)
+                self._of_nodes.setdefault((id(node), tensor.output_nr), i)
+            elif tensor.requires_grad:
+                self._of_leaves.setdefault(id(tensor), i)
+
+    def __bool__(self) -> bool:
+        return bool(self._of_nodes or self._of_leaves)
+
+    def made(self, tensor: torch.Tensor) -> bool:
+        """Has this output a node of its own, or was an input handed through?"""
+        node = tensor.grad_fn
+        return node is not None and (id(node), tensor.output_nr) not in self._of_nodes
+
+    def crossings(self, outputs: Sequence[Node]) -> list[tuple[Node, list[tuple[int, int]]]]:
+        """The last nodes of the call on every way to an input: (node, [(place in its gradients, number of the tensor)])."""
+        of_nodes, of_leaves, since = self._of_nodes, self._of_leaves, self.since
+        waiting = list(outputs)
+        seen = {id(node): node for node in waiting}
+        found: list[tuple[Node, list[tuple[int, int]]]] = []
+        while waiting:
+            node = waiting.pop()
+            here: list[tuple[int, int]] = []
+            for place, (following, number) in enumerate(node.next_functions):
+                if following is None:
+                    continue
+                at = of_nodes.get((id(following), number))
+                if at is None:
+                    if id(following) in seen:
+                        continue
+                    leaf = getattr(following, "variable", None)
+                    if leaf is None:
+                        if following._sequence_nr() >= since:
+                            seen[id(following)] = following
+                            waiting.append(following)
+                        continue
+                    at = of_leaves.get(id(leaf))
+                    if at is None:
+                        continue
+                here.append((place, at))
+            if here:
+                found.append((node, here))
+            if len(seen) > MAX_NODES:
+                return []
+        return found
+
+
+class InputGradients:
+    """Collects what reaches the inputs of one call; ``on_gradient(number, tensor)`` as soon as an input has all of it."""
+
+    __slots__ = ("_left", "_on_done", "_on_gradient", "_parts", "_ways")
+
+    def __init__(
+        self,
+        crossings: Sequence[tuple[Node, list[tuple[int, int]]]],
+        on_gradient: OnGradient,
+        on_done: Callable[[], None],
+    ) -> None:
+        self._on_gradient, self._on_done = on_gradient, on_done
+        self._ways: dict[int, int] = {}
+        self._parts: dict[int, torch.Tensor] = {}
+        self._left = len(crossings)
+        for node, places in crossings:
+            for _, number in places:
+                self._ways[number] = self._ways.get(number, 0) + 1
+            node.register_hook(self._hook(places))
+
+    @property
+    def complete(self) -> bool:
+        return self._left <= 0
+
+    def finish(self) -> None:
+        """No more will come: what has arrived so far is all."""
+        for number, part in list(self._parts.items()):
+            self._on_gradient(number, part)
+        self._parts.clear()
+        if self._left > 0:
+            self._left = -1
+            self._on_done()
+
+    def _hook(self, places: list[tuple[int, int]]) -> Callable[[Any, Any], None]:
+        def fired(inputs: tuple[torch.Tensor | None, ...], _: object) -> None:
+            if self._left <= 0:
+                return
+            for place, number in places:
+                self._arrived(number, inputs[place] if place < len(inputs) else None)
+            self._left -= 1
+            if self._left == 0:
+                self._on_done()
+
+        return fired
+
+    def _arrived(self, number: int, part: torch.Tensor | None) -> None:
+        self._ways[number] -= 1
+        before = self._parts.pop(number, None)
+        if part is None:
+            part = before
+        elif before is not None:
+            with torch.no_grad():
+                part = torch.ops.aten.add.Tensor(before, part)
+        if self._ways[number] == 0:
+            self._on_gradient(number, part)
+        elif part is not None:
+            self._parts[number] = part
+
+
+def tensors_in(value: object, path: str, found: list[tuple[str, torch.Tensor]], depth: int = 0) -> None:
+    """Every tensor in nested arguments with its dotted path, in order."""
+    if isinstance(value, torch.Tensor):
+        found.append((path, value))
+    elif isinstance(value, (list, tuple)):
+        if depth < 64:
+            for i, part in enumerate(value):
+                tensors_in(part, f"{path}.{i}" if path else str(i), found, depth + 1)
+    elif isinstance(value, dict):
+        if depth < 64:
+            for key, part in value.items():
+                tensors_in(part, f"{path}.{key}" if path else str(key), found, depth + 1)
+    elif hasattr(value, "__dataclass_fields__") and not isinstance(value, type) and depth < 64:
+        for name in value.__dataclass_fields__:
+            tensors_in(getattr(value, name, None), f"{path}.{name}" if path else name, found, depth + 1)

@@ -1,0 +1,213 @@
+"""Recording of module calls: inputs, outputs, parameters, and the gradients at their boundary."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from numprobe.collect.pytorch.backward import BackwardRecord, Given, Wanted
+from numprobe.collect.pytorch.functions import as_list
+from numprobe.collect.pytorch.recorder import Entry, Recorder
+from numprobe.collect.pytorch.scope import Scope
+
+WRAPPERS = frozenset(("FullyShardedDataParallel",))  # stand around the model and compute nothing of their own
+
+Keeps = Callable[[str], bool]
+
+
+def named_modules(model: nn.Module | list[nn.Module] | tuple[nn.Module, ...]) -> list[tuple[str, nn.Module]]:
+    """``Module.<path>.<Class>`` of every module to record: all but the outermost; of several models each has its number."""
+    models = [("", model)] if isinstance(model, nn.Module) else [(f"{i}.", m) for i, m in enumerate(model)]
+    found: list[tuple[str, nn.Module]] = []
+    for prefix, one in models:
+        for path, module in one.named_modules():
+            kind = type(module).__name__
+            if not path or kind in WRAPPERS or isinstance(module, torch.jit.ScriptModule):
+                continue
+            found.append((f"Module.{prefix}{path}.{kind}", module))
+    return found
+
+
+class _Call:
+    """One call of a module that has begun."""
+
+    __slots__ = ("entry", "error", "given", "name", "number", "parent")
+
+    def __init__(self, name: str, number: int, parent: str | None) -> None:
+        self.name, self.number, self.parent = name, number, parent
+        self.entry: Entry | None = None
+        self.given: Given | None = None
+        self.error = sys.exc_info()[1]
+
+
+class ModuleHooks:
+    """Hooks on the modules of a model, and their removal.
+
+    ``enters(name)`` and ``leaves(name)`` tell the filter where the program is; ``keeps(name)`` says whether a call is recorded.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        scope: Scope,
+        *,
+        keeps: Keeps,
+        enters: Callable[[str], None],
+        leaves: Callable[[str], None],
+        forward: bool,
+        backward: bool,
+        wanted: Wanted,
+        structure_only: bool,
+    ) -> None:
+        self._recorder, self._scope = recorder, scope
+        self._keeps, self._enters, self._leaves = keeps, enters, leaves
+        self._forward, self._backward, self._wanted = forward, backward, wanted
+        self._structure_only = structure_only
+        self._handles: list[Any] = []
+        self._hooked: dict[int, nn.Module] = {}
+        self._calls: dict[int, list[_Call]] = {}  # by module, the innermost call last: a module may call itself
+
+    def hook(self, model: nn.Module | list[nn.Module] | tuple[nn.Module, ...]) -> None:
+        """Record the modules below ``model`` (or several models); modules that are hooked already stay so."""
+        for name, module in named_modules(model):
+            if id(module) not in self._hooked:
+                self.hook_one(name, module)
+
+    def hook_one(self, name: str, module: nn.Module) -> list[Any]:
+        handles = [
+            module.register_forward_pre_hook(self._before(name), with_kwargs=True),
+            module.register_forward_hook(self._after(), prepend=True, with_kwargs=True, always_call=True),
+        ]
+        if self._backward and self._wanted.output:
+            handles += self._hook_parameters(name, module.named_parameters(recurse=False))
+        self._hooked[id(module)] = module
+        self._handles += handles
+        return handles
+
+    def restore(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._hooked.clear()
+        self._calls.clear()
+
+    def forget_calls(self) -> None:
+        """Calls that were left by an exception nobody saw."""
+        self._calls.clear()
+
+    # --- forward -------------------------------------------------------------------------------------------------
+
+    def _before(self, base: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+        scope = self._scope
+
+        def begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            thread = scope.thread
+            if not scope.on or thread.busy:
+                return
+            thread.busy = True
+            try:
+                self._begin(base, module, args, kwargs)
+            finally:
+                thread.busy = False
+
+        return begin
+
+    def _begin(self, base: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        recorder, scope = self._recorder, self._scope
+        counter = f"{base}.forward"
+        number = recorder.call(counter)
+        name = f"{counter}.{number}"
+        call = _Call(base, number, scope.parent())
+        self._calls.setdefault(id(module), []).append(call)
+        self._enters(name)
+        if recorder.stacks is not None:
+            recorder.parent(name, call.parent)
+        scope.thread.modules.append(name)
+        if not self._keeps(name):
+            recorder.tally.filtered += 1
+            return
+        if recorder.stacks is not None:
+            recorder.called_from(name, 3)
+        if self._structure_only:
+            return
+        call.entry = Entry(name)
+        if self._forward and self._wanted.input:
+            call.entry.body["input_args"] = recorder.values(call.entry, "input", args)
+            call.entry.body["input_kwargs"] = recorder.named(call.entry, "kwargs", kwargs)
+        if self._backward and torch.is_grad_enabled():
+            call.given = Given(args, kwargs)
+
+    def _after(self) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], None]:
+        scope = self._scope
+
+        def end(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            thread = scope.thread
+            calls = self._calls.get(id(module))
+            if not calls or thread.busy:
+                return
+            thread.busy = True
+            try:
+                self._end(module, calls.pop(), output)
+            finally:
+                thread.busy = False
+
+        return end
+
+    def _end(self, module: nn.Module, call: _Call, output: Any) -> None:
+        recorder, modules = self._recorder, self._scope.thread.modules
+        name = f"{call.name}.forward.{call.number}"
+        while modules and modules.pop() != name:  # those inside were left by an exception
+            pass
+        entry = call.entry
+        if entry is not None and recorder.files is not None:
+            raised = sys.exc_info()[1]
+            failed = raised is not None and raised is not call.error
+            if self._forward and self._wanted.output:
+                entry.body["output"] = recorder.values(entry, "output", [None] if failed else as_list(output))
+                own = dict(module.named_parameters(recurse=False))
+                entry.body["parameters"] = recorder.named(entry, "parameters", own)
+            if self._forward:
+                recorder.place(entry)
+            if call.given is not None and not failed:
+                backward = f"{call.name}.backward.{call.number}"
+                record = BackwardRecord(recorder, self._scope, self._wanted, backward, call.parent)
+                record.watch(call.given, output, whole=True, parameters=True)
+        self._leaves(name)
+
+    # --- parameters ----------------------------------------------------------------------------------------------
+
+    def _hook_parameters(self, base: str, parameters: Iterable[tuple[str, nn.Parameter]]) -> list[Any]:
+        """Record a gradient when it was added up: an entry holds those of one module, and begins with its first again."""
+        current: list[Entry | None] = [None]
+        handles = []
+        for name, parameter in parameters:
+            if parameter.requires_grad:
+                hook = self._on_accumulated(base, name, current)
+                handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
+        return handles
+
+    def _on_accumulated(self, base: str, name: str, current: list[Entry | None]) -> Callable[[torch.Tensor], None]:
+        recorder, scope = self._recorder, self._scope
+
+        def accumulated(parameter: torch.Tensor) -> None:
+            if not scope.on or recorder.files is None or self._structure_only:
+                return
+            counter = f"{base}.parameters_grad"
+            entry = current[0]
+            with scope.quiet():
+                if entry is None or name in entry.body or not entry.name.endswith(f".{recorder.calls(counter) - 1}"):
+                    entry = current[0] = Entry(f"{counter}.{recorder.call(counter)}")
+                    if self._keeps(entry.name):
+                        recorder.place_gradient(entry, f"{base}.backward.")
+                if not self._keeps(entry.name):
+                    return
+                gradient = getattr(parameter, "main_grad", None)
+                gradient = parameter.grad if gradient is None else gradient
+                if gradient is not None:
+                    entry.body[name] = [recorder.one(entry, name, gradient)]
+
+        return accumulated

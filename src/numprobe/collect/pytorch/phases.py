@@ -1,0 +1,65 @@
+"""Optimizer steps and gradient clipping: what is called inside belongs to them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from numprobe.collect.pytorch.scope import Scope
+
+OPTIMIZER, CLIP = "optimizer", "clip_grad"
+_CLIPPING = ("clip_grad_norm_", "clip_grad_norm", "clip_grad_value_")
+
+
+class Phases:
+    """Marks the phase of a thread; ``begun(name)`` enters it as a root of the module tree."""
+
+    def __init__(self, scope: Scope, begun: Callable[[str], None]) -> None:
+        self._scope, self._begun = scope, begun
+        self._handles: list[Any] = []
+        self._clipping: list[tuple[str, Any]] = []
+
+    def install(self) -> None:
+        if self._handles:
+            return
+
+        def before(*_: Any) -> None:
+            self._enter(OPTIMIZER)
+
+        def after(*_: Any) -> None:
+            self._scope.thread.phase = ""
+
+        self._handles = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
+        for name in _CLIPPING:
+            original = getattr(torch.nn.utils, name, None)
+            if original is not None:
+                self._clipping.append((name, original))
+                setattr(torch.nn.utils, name, self._in_phase(original))
+
+    def _enter(self, phase: str) -> None:
+        if self._scope.on and not self._scope.thread.busy:
+            self._scope.thread.phase = phase
+            self._begun(phase)
+
+    def _in_phase(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def clip(*args: Any, **kwargs: Any) -> Any:
+            before = self._scope.thread.phase
+            self._enter(CLIP)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._scope.thread.phase = before
+
+        return clip
+
+    def restore(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        for name, original in self._clipping:
+            setattr(torch.nn.utils, name, original)
+        self._handles, self._clipping = [], []

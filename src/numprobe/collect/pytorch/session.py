@@ -1,0 +1,351 @@
+"""One collection in one process: hooks that are installed and removed, steps that begin and end, folders that are filled."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from numprobe._version import __version__
+from numprobe.collect.pytorch import apis
+from numprobe.collect.pytorch.backward import Wanted
+from numprobe.collect.pytorch.communication import Waits, current_rank
+from numprobe.collect.pytorch.filters import NameFilter
+from numprobe.collect.pytorch.functions import FunctionHooks
+from numprobe.collect.pytorch.modules import ModuleHooks
+from numprobe.collect.pytorch.phases import Phases
+from numprobe.collect.pytorch.points import Points
+from numprobe.collect.pytorch.recorder import Recorder, StepFiles, clear_old_run
+from numprobe.collect.pytorch.scope import Scope
+from numprobe.collect.pytorch.settings import Settings, SliceRule, slices_of
+from numprobe.collect.pytorch.statistics import Statistics
+from numprobe.collect.pytorch.tensor_files import TensorWriter
+from numprobe.record.errors import NumprobeError
+
+log = logging.getLogger("numprobe")
+Models: TypeAlias = "nn.Module | Sequence[nn.Module]"
+
+
+class Session:
+    """Collects what ``settings`` ask for, from ``start`` to ``stop``, step by step, until ``close``."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.step_number = 0
+        self.scope = Scope()
+        for warning in settings.warnings:
+            log.warning("numprobe: %s", warning)
+        self._filter = NameFilter(settings)
+        self._rules = settings.slice
+        structure = settings.task == "structure"
+        figures = (
+            None
+            if structure
+            else Statistics(settings.summary_mode, compat=settings.compat, precision=settings.precision)
+        )
+        self.recorder = Recorder(
+            figures,
+            slices=self._sliced if settings.slice or settings.request_id else None,
+            saves=self._filter.tensors if settings.task == "tensor" or settings.tensor_list else None,
+            stacks=settings.extra_info and settings.level != "debug",
+        )
+        self._wanted = Wanted("input" in settings.data_mode, "output" in settings.data_mode, self._keeps_backward)
+        self._functions = FunctionHooks(
+            self.recorder,
+            self.scope,
+            keeps=self._filter.api,
+            forward="forward" in settings.data_mode,
+            backward="backward" in settings.data_mode,
+            wanted=self._wanted,
+            own_parameters=settings.level == "L1",
+            node_gradients=settings.compat,
+            structure_only=structure,
+        )
+        self._modules = self._module_hooks(self.scope)
+        self._phases = Phases(self.scope, lambda name: self.recorder.parent(name, None))
+        self._waits = Waits(self.scope.quiet)
+        self._points = Points(self.recorder)
+        self._rank: int | None = None
+        self._prepared: set[Path] = set()
+        self._ended = False
+        self._told_rank = False
+        self._tokens: _Tokens | None = None
+        self._single: ModuleHooks | None = None
+        self._wants_apis = settings.level in ("L1", "mix")
+        self._wants_modules = settings.level in ("L0", "mix")
+        if self._wants_apis:
+            self._install_apis()
+
+    # --- what a program calls ------------------------------------------------------------------------------------
+
+    def start(
+        self,
+        model: Models | None = None,
+        *,
+        token_range: Sequence[int] | None = None,
+        rank: int | None = None,
+        scheduled_tokens: dict[str, int] | None = None,
+    ) -> None:
+        """Record from here on. ``model`` is needed for levels L0 and mix, and for ``token_range``.
+
+        ``token_range`` (first and last, from 0): calls of the model itself to record, as each makes one token.
+        ``rank`` names the folder where ranks of the program repeat. ``scheduled_tokens`` (rows by request) goes with the
+        setting ``request_id``: only the rows of that request are recorded; a step without it is left out.
+
+        Raises:
+            NumprobeError: E-COL-001 no model, E-COL-002 the dump folder cannot be written.
+        """
+        settings = self.settings
+        if self._ended or settings.level == "debug":
+            return
+        if self._wants_modules and model is None:
+            raise NumprobeError(
+                "E-COL-001",
+                "level {level} records modules, and start() was given no model",
+                level=settings.level,
+                do="call start(model=...) with the torch.nn.Module (or a list of them)",
+            )
+        if settings.last_step is not None and self.step_number > settings.last_step:
+            self._end()
+            return
+        self._rank = rank if rank is not None else current_rank()
+        if not settings.wants_rank(self._rank):
+            if self._rank is None and not self._told_rank:
+                self._told_rank = True
+                log.warning(
+                    "numprobe: nothing is recorded: rank %s was chosen, and this process has no rank",
+                    sorted(settings.ranks),
+                )
+            return
+        if not settings.wants_step(self.step_number):
+            return
+        if scheduled_tokens is not None and not self._choose_request(scheduled_tokens):
+            return
+        self.open_step()
+        if self._wants_modules and model is not None:
+            self._modules.hook(model if isinstance(model, nn.Module) else list(model))
+        if self._wants_apis:
+            self._install_apis()
+        if settings.level == "mix":
+            self._phases.install()
+        if token_range is not None:
+            self._tokens = _Tokens(self.scope, _root(model), token_range)
+        else:
+            self.scope.on = True
+
+    def stop(self) -> None:
+        """Record no more; everything so far is in the files when this returns."""
+        self.scope.on = False
+        if self._tokens is not None:
+            self._tokens.remove()
+            self._tokens = None
+        self._waits.settle()
+        self.recorder.write(everything=True)
+
+    def step(self) -> None:
+        """The step is over: its files are complete, the next one counts calls from 0."""
+        self.stop()
+        if self.recorder.files is not None:
+            self._report()
+        self.recorder.end_step()
+        self._modules.forget_calls()
+        self._filter.end_step()
+        self.step_number += 1
+        if self.settings.last_step is not None and self.step_number > self.settings.last_step:
+            self._end()
+
+    def close(self) -> None:
+        """Take every hook, wrapper and patch away."""
+        self.step() if self.recorder.files is not None else None
+        self.scope.on = False
+        self._modules.restore()
+        self._phases.restore()
+        self._waits.restore()
+        self._functions.restore()
+        self._ended = True
+
+    def begin_module(self, module: nn.Module, name: str) -> None:
+        """Record one module as ``Module.{name}.{Class}`` and nothing else, until :meth:`end_module`."""
+        if self.scope.on and self._single is None:
+            self.scope.on = False
+            self._single = self._module_hooks(Scope(on=True))
+            self._single.hook_one(f"Module.{name}.{type(module).__name__}", module)
+
+    def end_module(self) -> None:
+        if self._single is not None:
+            self._single.restore()
+            self._single = None
+            self.scope.on = True
+
+    def save(self, variable: Any, name: str, *, backward: bool = True) -> None:
+        """Record one value under a name (level debug)."""
+        if self.settings.level != "debug" or not self.settings.wants_step(self.step_number):
+            return
+        self._rank = current_rank()
+        if not self.settings.wants_rank(self._rank):
+            return
+        self.open_step()
+        with self.scope.quiet():
+            self._points.save(variable, name, backward=backward)
+
+    # --- parts ---------------------------------------------------------------------------------------------------
+
+    def _module_hooks(self, scope: Scope) -> ModuleHooks:
+        return ModuleHooks(
+            self.recorder,
+            scope,
+            keeps=self._filter.module,
+            enters=self._filter.enter_module,
+            leaves=self._filter.leave_module,
+            forward="forward" in self.settings.data_mode,
+            backward="backward" in self.settings.data_mode,
+            wanted=self._wanted,
+            structure_only=self.settings.task == "structure",
+        )
+
+    def wrap(self, module: Any, api: str, prefix: str) -> None:
+        self._functions.wrap(module, api, prefix)
+
+    def unwrap(self, module: Any, api: str) -> bool:
+        return self._functions.unwrap(module, api)
+
+    def _install_apis(self) -> None:
+        listed = apis.wrapped_apis()
+        communication = [a for a in listed if a.prefix == "Distributed"]
+        self._functions.install([a for a in listed if a.prefix != "Distributed"])
+        if communication:
+            self._functions.install(communication, self._waits.after_call)
+            self._waits.install()
+
+    def _end(self) -> None:
+        log.info("numprobe: all chosen steps are recorded, nothing more will be")
+        self.close()
+
+    def _choose_request(self, scheduled: dict[str, int]) -> bool:
+        """Record the rows of the chosen request only (INF-2); False where it is not in this batch."""
+        wanted = self.settings.request_id
+        if wanted is None:
+            return True
+        if not all(type(n) is int and n > 0 for n in scheduled.values()):
+            log.warning("numprobe: scheduled_tokens has to hold positive whole numbers, the whole batch is recorded")
+            return True
+        if wanted not in scheduled:
+            log.warning("numprobe: request %s is not in this batch, the step is left out", wanted)
+            return False
+        begin = 0
+        for request, count in scheduled.items():
+            if request == wanted:
+                rule = SliceRule(0, sum(scheduled.values()), begin, begin + count)
+                self._rules = (*self.settings.slice[:-1], rule)
+            begin += count
+        return True
+
+    def open_step(self) -> None:
+        """The files of the current step and rank; called again, it changes nothing but the name of a new-found rank."""
+        if self.recorder.files is not None:
+            return
+        settings = self.settings
+        rank = f"proc{os.getpid()}" if self._rank is None else f"rank{self._rank}"
+        folder = settings.dump_path / f"step{self.step_number}" / rank
+        try:
+            if folder not in self._prepared:
+                aside = clear_old_run(folder, overwrite=settings.overwrite)
+                if aside is not None:
+                    log.warning("numprobe: %s held an earlier run, which is now %s", folder, aside.name)
+                self._prepared.add(folder)
+            saves = settings.task == "tensor" or bool(settings.tensor_list)
+            files = StepFiles(folder, settings.task, settings.level, self._extra(), tensors=saves)
+            if saves:
+                self.recorder.sink = TensorWriter(files.tensor_folder, settings.tensor_format)
+        except OSError as error:
+            raise NumprobeError(
+                "E-COL-002",
+                "the dump folder cannot be written: {reason}",
+                reason=error.strerror or str(error),
+                where=str(folder),
+                do="choose another dump_path",
+            ) from None
+        self.recorder.begin_step(files)
+
+    def _extra(self) -> dict[str, object]:
+        if self.settings.compat:
+            return {}
+        return {"collector": f"numprobe {__version__}", "grad_kind": "true"}
+
+    def _sliced(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The part of a tensor that is recorded (CFG-3)."""
+        index = slices_of(self._rules, tuple(tensor.shape))
+        return tensor if index is None else tensor.detach()[index].requires_grad_(tensor.requires_grad)
+
+    def _keeps_backward(self, name: str) -> bool:
+        """A backward record whose forward record is kept: inside a listed module it stays, elsewhere its own name decides."""
+        inside = self.settings.level == "mix" and self.settings.list
+        return bool(inside) or self._filter.api(name)
+
+    def _report(self) -> None:
+        tally = self.recorder.tally
+        log.info(
+            "numprobe: step %d: %d entries, %d tensors, %d filtered, %.1f MB in %.2f s",
+            self.step_number,
+            tally.entries,
+            tally.tensors,
+            tally.filtered,
+            tally.bytes / 1e6,
+            tally.seconds,
+        )
+        for problem, count in tally.problems.items():
+            log.error("numprobe: NOT RECORDED: %d entries: %s", count, problem)
+        if self._ended:
+            for hint in self._filter.unmatched():
+                log.warning("numprobe: %s", hint)
+
+
+def _root(model: Models | None) -> nn.Module:
+    if model is None:
+        raise NumprobeError(
+            "E-COL-001",
+            "token_range counts calls of the model, and start() was given none",
+            do="call start(model=..., token_range=...)",
+        )
+    return model if isinstance(model, nn.Module) else model[0]
+
+
+class _Tokens:
+    """Records only some of the model's calls."""
+
+    def __init__(self, scope: Scope, model: nn.Module, token_range: Sequence[int]) -> None:
+        if (
+            len(token_range) != 2
+            or not all(type(n) is int for n in token_range)
+            or not 0 <= token_range[0] <= token_range[1]
+        ):
+            raise NumprobeError(
+                "E-COL-006",
+                "token_range {given}: not two whole numbers from 0, the first no larger",
+                given=str(list(token_range)),
+                do="write for example token_range=[0, 3] for the first four tokens",
+            )
+        first, last = token_range
+        calls = -1
+
+        def begin(*_: Any) -> None:
+            nonlocal calls
+            calls += 1
+            scope.on = first <= calls <= last
+
+        def end(*_: Any) -> None:
+            scope.on = False
+
+        self._handles = [
+            model.register_forward_pre_hook(begin, prepend=True),
+            model.register_forward_hook(end, always_call=True),
+        ]
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
