@@ -131,7 +131,7 @@ class ModuleHooks:
             recorder.tally.filtered += 1
             return
         if recorder.stacks is not None:
-            recorder.called_from(name, 3)
+            recorder.called_from(name, 2)
         if self._structure_only:
             return
         call.entry = Entry(name)
