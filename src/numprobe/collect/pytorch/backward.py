@@ -51,8 +51,7 @@ class BackwardRecord:
         self._kept: bool | None = None
         self._ways: InputGradients | None = None
         self._slots: dict[int, int] = {}
-        if recorder.stacks is not None:
-            recorder.parent(name, backward_of(parent))
+        self._parent = backward_of(parent)
 
     def watch(self, given: Given, output: object, *, whole: bool, parameters: bool) -> None:
         """Hook the graph between ``given`` and ``output``; without ``parameters`` those among the inputs are left out."""
@@ -112,6 +111,8 @@ class BackwardRecord:
             return False
         if self._kept is None:
             self._kept = self._wanted.keeps(self._entry.name)
+            if self._recorder.stacks is not None:
+                self._recorder.parent(self._entry.name, self._parent)
         return self._kept
 
     def _before(self, places: list[tuple[int, int]]) -> Callable[[Gradients], None]:
