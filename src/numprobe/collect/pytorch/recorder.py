@@ -94,6 +94,7 @@ class Recorder:
         slices: Callable[[torch.Tensor], torch.Tensor] | None = None,
         saves: Callable[[str], bool] | None = None,
         stacks: bool = True,
+        tree: bool = True,
     ) -> None:
         self._figures = figures
         self._slice = slices
@@ -109,6 +110,7 @@ class Recorder:
             int, Callable[[], None]
         ] = {}  # backward passes that may never reach all inputs: how to end them
         self._waiting: list[TensorRecord] = []
+        self._tree = tree
         self._parents: dict[str, str | None] = {}
         self._stack_of: dict[int, list[str]] = {}
         self._groups = 0
@@ -159,7 +161,8 @@ class Recorder:
         self._late.clear()
 
     def parent(self, name: str, parent: str | None) -> None:
-        self._parents[name] = parent
+        if self._tree:  # at level L1 there is none
+            self._parents[name] = parent
 
     def called_from(self, name: str, skip: int) -> None:
         if self.stacks is not None:
