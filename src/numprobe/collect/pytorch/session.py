@@ -53,6 +53,7 @@ class Session:
             slices=self._sliced if settings.slice or settings.request_id else None,
             saves=self._filter.tensors if settings.task == "tensor" or settings.tensor_list else None,
             stacks=settings.extra_info and settings.level != "debug",
+            tree=settings.level in ("L0", "mix"),
         )
         self._wanted = Wanted("input" in settings.data_mode, "output" in settings.data_mode, self._keeps_backward)
         self._functions = FunctionHooks(
