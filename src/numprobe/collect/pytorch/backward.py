@@ -51,6 +51,7 @@ class BackwardRecord:
         self._kept: bool | None = None
         self._ways: InputGradients | None = None
         self._slots: dict[int, int] = {}
+        self._passed: set[int] = set()
         self._parent = backward_of(parent)
 
     def watch(self, given: Given, output: object, *, whole: bool, parameters: bool) -> None:
@@ -93,7 +94,7 @@ class BackwardRecord:
         self._entry.open = False
 
         def fired(inputs: Gradients, outputs: Gradients) -> None:
-            if self._begins():
+            if self._begins() and self._first_at(0):
                 with self._scope.quiet():
                     self._recorder.place(self._entry)
                     if self._wanted.input:
@@ -115,9 +116,15 @@ class BackwardRecord:
                 self._recorder.parent(self._entry.name, self._parent)
         return self._kept
 
+    def _first_at(self, output: int) -> bool:
+        """Of several passes through a graph that is retained, the first is recorded."""
+        first = output not in self._passed
+        self._passed.add(output)
+        return first
+
     def _before(self, places: list[tuple[int, int]]) -> Callable[[Gradients], None]:
         def fired(gradients: Gradients) -> None:
-            if self._begins():
+            if self._begins() and self._first_at(places[0][0]):
                 with self._scope.quiet():
                     self._recorder.place(self._entry)
                     self._of_outputs(places, gradients)
@@ -126,7 +133,7 @@ class BackwardRecord:
 
     def _at(self, places: list[tuple[int, int]], *, placed: bool) -> Callable[[Gradients, Gradients], None]:
         def fired(_: Gradients, gradients: Gradients) -> None:
-            if self._begins():
+            if self._begins() and self._first_at(places[0][0]):
                 with self._scope.quiet():
                     if placed:
                         self._recorder.place(self._entry)
