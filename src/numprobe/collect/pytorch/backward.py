@@ -80,7 +80,7 @@ class BackwardRecord:
             if whole and not crossings:
                 node.register_prehook(self._before(places))
             else:
-                node.register_hook(self._at(places, placed=not whole))
+                node.register_hook(self._at(id(node), places, placed=not whole))
         if crossings:
             self._ways = InputGradients(crossings, self._of_input, done)
 
@@ -131,10 +131,11 @@ class BackwardRecord:
 
         return fired
 
-    def _at(self, places: list[tuple[int, int]], *, placed: bool) -> Callable[[Gradients, Gradients], None]:
+    def _at(self, node: int, places: list[tuple[int, int]], *, placed: bool) -> Callable[[Gradients, Gradients], None]:
         def fired(_: Gradients, gradients: Gradients) -> None:
             if self._begins() and self._first_at(places[0][0]):
                 with self._scope.quiet():
+                    self._recorder.ran(node)
                     if placed:
                         self._recorder.place(self._entry)
                     if self._ways is not None and not self._ways.complete:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, TypeVar
 
 from torch import nn
 
+from numprobe.collect.pytorch.reloading import Reloading
 from numprobe.collect.pytorch.session import Models, Session
 from numprobe.collect.pytorch.settings import Settings, load_settings
 from numprobe.record.errors import NumprobeError
@@ -69,9 +70,10 @@ class PrecisionDebugger:
         **settings: Any,
     ) -> None:
         named = {"task": task, "dump_path": dump_path, "level": level, "step": step}
-        given = {key: value for key, value in named.items() if value is not None}
-        self.settings: Settings = load_settings(config_path, **given, **settings)
+        given = {key: value for key, value in named.items() if value is not None} | settings
+        self.settings: Settings = load_settings(config_path, **given)
         self.session = Session(self.settings)
+        self._reloading = Reloading(self.settings, lambda: load_settings(config_path, **given))
         if PrecisionDebugger.default is None:
             PrecisionDebugger.default = self
         atexit.register(self.close)
@@ -91,17 +93,22 @@ class PrecisionDebugger:
         scheduled_tokens: dict[str, int] | None = None,
     ) -> None:
         """Record from here on; see :meth:`Session.start`."""
+        self._reload()
+        if not self._reloading.enabled:
+            return
         self.session.start(model, token_range=token_range, rank=rank_id, scheduled_tokens=scheduled_tokens)
 
     @_OnInstanceOrDefault
     def stop(self) -> None:
         """Record no more; the files hold everything so far."""
         self.session.stop()
+        self._reload()
 
     @_OnInstanceOrDefault
     def step(self) -> None:
         """The step is over: call counters begin at 0 again."""
         self.session.step()
+        self._reload()
 
     @_OnInstanceOrDefault
     def set_init_step(self, step: int) -> None:
@@ -137,6 +144,19 @@ class PrecisionDebugger:
         atexit.unregister(self.close)
         if PrecisionDebugger.default is self:
             PrecisionDebugger.default = None
+
+    def _reload(self) -> None:
+        """Go on with new settings, if the configuration has changed; while recording is off, nothing stays wrapped."""
+        settings = self._reloading.changed()
+        if settings is not None:
+            step = self.session.step_number
+            self.session.stop()
+            self.session.close()
+            self.settings = settings
+            self.session = Session(settings)
+            self.session.step_number = step
+        if not self._reloading.enabled:
+            self.session.rest()
 
 
 def module_dump(module: nn.Module, name: str) -> None:

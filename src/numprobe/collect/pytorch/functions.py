@@ -31,14 +31,13 @@ class FunctionHooks:
         forward: bool,
         backward: bool,
         wanted: Wanted,
-        own_parameters: bool,
         node_gradients: bool,
         structure_only: bool,
     ) -> None:
         self._recorder, self._scope = recorder, scope
         self._keeps = keeps
         self._forward, self._backward, self._wanted = forward, backward, wanted
-        self._own_parameters, self._node_gradients = own_parameters, node_gradients
+        self._node_gradients = node_gradients
         self._structure_only = structure_only
         self._masks = ignored_arguments()
         self._originals: list[tuple[Any, str, Any]] = []
@@ -107,6 +106,7 @@ class FunctionHooks:
                     call.entry.open = False
                 raise
             if call is not None:
+                self._recorder.ran()
                 self._end(call, after(args, kwargs, output), output)
             return output
         finally:
@@ -151,7 +151,7 @@ class FunctionHooks:
             if self._node_gradients:
                 record.watch_node(output)
             else:
-                record.watch(call.given, output, whole=False, parameters=self._own_parameters)
+                record.watch(call.given, output, whole=False, parameters=False)
 
     def _show(self, call: _Call, output: Any) -> None:
         if self._forward and self._wanted.output:

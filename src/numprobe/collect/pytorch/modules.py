@@ -62,11 +62,12 @@ class ModuleHooks:
         backward: bool,
         wanted: Wanted,
         structure_only: bool,
+        with_apis: bool,
     ) -> None:
         self._recorder, self._scope = recorder, scope
         self._keeps, self._enters, self._leaves = keeps, enters, leaves
         self._forward, self._backward, self._wanted = forward, backward, wanted
-        self._structure_only = structure_only
+        self._structure_only, self._with_apis = structure_only, with_apis
         self._handles: list[Any] = []
         self._hooked: dict[int, nn.Module] = {}
         self._calls: dict[int, list[_Call]] = {}  # by module, the innermost call last: a module may call itself
@@ -163,6 +164,8 @@ class ModuleHooks:
         while modules and modules.pop() != name:  # those inside were left by an exception
             pass
         entry = call.entry
+        if not self._with_apis:
+            recorder.ran()
         if entry is not None and recorder.files is not None:
             raised = sys.exc_info()[1]
             failed = raised is not None and raised is not call.error

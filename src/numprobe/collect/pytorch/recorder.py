@@ -11,11 +11,12 @@ import shutil
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
 import torch
 
 from numprobe.collect.pytorch.stacks import Stacks
@@ -80,11 +81,19 @@ class StepFiles:
         self.construct = AppendedObject(folder / "construct.json")
         self.stack = AppendedObject(folder / "stack.json")
 
+    def move(self, folder: Path) -> None:
+        """Give the folder another name, with all that is in it."""
+        self.folder.rename(folder)
+        self.folder, self.tensor_folder = folder, folder / self.tensor_folder.name
+        for file in (self.dump, self.construct, self.stack):
+            file.path = folder / file.path.name
+
 
 class Recorder:
     """Collects entries of the current step and writes them.
 
-    ``saves(entry, tensor)`` decides whether a tensor's values are kept in a file, which ``sink_of(folder)`` writes.
+    ``slices(tensor)`` gives the part to record. ``saves(name)`` says whether the tensors of an entry are kept in files, which
+    ``sink`` writes. ``any_order``: the figures are the same for every order of the elements.
     """
 
     def __init__(
@@ -94,7 +103,11 @@ class Recorder:
         slices: Callable[[torch.Tensor], torch.Tensor] | None = None,
         saves: Callable[[str], bool] | None = None,
         stacks: bool = True,
+        any_order: bool = False,
         tree: bool = True,
+        batches: bool = True,
+        marks_nonfinite: bool = False,
+        keeps_until_crash: bool = False,
     ) -> None:
         self._figures = figures
         self._slice = slices
@@ -106,11 +119,16 @@ class Recorder:
         self._calls: dict[str, int] = {}
         self._rows: dict[int, Entry] = {}  # by id, in file order
         self._late: list[Entry] = []
-        self._begun: dict[
-            int, Callable[[], None]
-        ] = {}  # backward passes that may never reach all inputs: how to end them
-        self._waiting: list[TensorRecord] = []
+        self._begun: dict[int, Callable[[], None]] = {}  # how to end backward passes that may never reach all inputs
+        self._waiting: list[tuple[TensorRecord, int]] = []
+        self._any_order = any_order
+        # the tensor (which keeps its memory from being used again), its version, the number of its figures
+        self._now: dict[Hashable, tuple[torch.Tensor, int, int]] = {}
+        self._before: dict[Hashable, tuple[torch.Tensor, int, int]] = {}
+        self._node = 0  # of the backward pass, where the last record was made; 0 in a forward pass
         self._tree = tree
+        self._batches, self._marks_nonfinite, self._keeps_until_crash = batches, marks_nonfinite, keeps_until_crash
+        self.crashed = False
         self._parents: dict[str, str | None] = {}
         self._stack_of: dict[int, list[str]] = {}
         self._groups = 0
@@ -132,7 +150,7 @@ class Recorder:
         if self._late:
             self._settle()
         self._rows[id(entry)] = entry
-        if len(self._rows) >= BATCH and self.files is not None:
+        if len(self._rows) >= BATCH and self._batches and self.files is not None:
             self.write()
 
     def place_gradient(self, entry: Entry, module: str) -> None:
@@ -196,11 +214,10 @@ class Recorder:
 
     def tensor(self, tensor: torch.Tensor, file_name: str = "") -> TensorRecord:
         """The record of a tensor as it is now; its figures follow when the batch is written."""
-        if self._slice is not None:
-            tensor = self._slice(tensor)
+        sliced = tensor if self._slice is None else self._slice(tensor)
         kind = type(tensor)
         plain = kind is torch.Tensor or kind is torch.nn.Parameter
-        local = tensor if plain or not hasattr(tensor, "to_local") else tensor.to_local()
+        local = sliced if plain or not hasattr(sliced, "to_local") else sliced.to_local()
         record: TensorRecord = {
             "type": "torch.Tensor" if plain else tensor_type(tensor),
             "dtype": _DTYPES.get(tensor.dtype) or str(tensor.dtype),
@@ -211,17 +228,50 @@ class Recorder:
             "Norm": None,
             "requires_grad": tensor.requires_grad,
         }
-        if local is not tensor:
+        if local is not sliced:
             _add_placement(record, tensor)
         with self.lock:
             if self._figures is not None:
-                self._figures.add(tensor)
-                self._waiting.append(record)
+                self._waiting.append((record, self._figures_of(tensor, sliced)))
             self.tally.tensors += 1
         if file_name and self.sink is not None:
             record["data_name"] = file_name
             self.sink.put(local, file_name)
         return record
+
+    def _figures_of(self, tensor: torch.Tensor, sliced: torch.Tensor) -> int:
+        """The number of the tensor's figures: its own, or those of a moment ago.
+
+        A tensor is usually recorded several times in a row: as output of a call, of the module around it, and as input of what
+        follows. Nothing has run in between, so its figures are computed once. They are not kept longer than that: what changes
+        a tensor behind the program's back (a kernel that writes where it should not, a buffer that communication reuses) has
+        to show. Parameters, and gradients on their way, are believed over one call.
+        """
+        assert self._figures is not None
+        version = 0 if tensor.is_inference() else tensor._version
+        key = self._same_elements(tensor)
+        known = self._now.get(key)
+        if known is None and (self._node or isinstance(tensor, torch.nn.Parameter)):
+            known = self._before.get(key)
+        if known is not None and known[1] == version:
+            return known[2]
+        number = self._figures.add(sliced)
+        self._now[key] = tensor, version, number
+        return number
+
+    def _same_elements(self, tensor: torch.Tensor) -> Hashable:
+        """Equal for tensors that are the same memory; for figures that mind no order, also for its reshaped views."""
+        kind = type(tensor)
+        plain = self._any_order and (kind is torch.Tensor or kind is torch.nn.Parameter)
+        if plain and (tensor.is_contiguous() or _fills_its_memory(tensor)) and (address := tensor.data_ptr()):
+            return address, tensor.numel(), tensor.dtype
+        return id(tensor)
+
+    def ran(self, node: int = 0) -> None:
+        """Something has been computed since the last record: a call, or in a backward pass the node of this address."""
+        if not node or node != self._node:  # several calls may have their outputs at one node
+            self._before, self._now = self._now, {}
+            self._node = node
 
     # --- writing -------------------------------------------------------------------------------------------------
 
@@ -229,6 +279,9 @@ class Recorder:
         """Write what is complete; with ``everything`` also what is not."""
         with self.lock:
             if self.files is None:
+                return
+            if self._keeps_until_crash and not self.crashed:
+                self._drop(everything=everything)
                 return
             began = time.perf_counter()
             if everything:
@@ -242,6 +295,8 @@ class Recorder:
                 entry = self._rows[key]
                 if entry.open and not everything and held <= HELD:
                     break
+                if self._marks_nonfinite:
+                    entry.body["is_nan"] = int(_holds_nonfinite(entry.body.get("output")))
                 entries.append(self._rows.pop(key))
             try:
                 self.tally.bytes += self.files.dump.append([member(e.name, e.value) for e in entries])
@@ -255,14 +310,30 @@ class Recorder:
                 self.tally.problems.update(self.sink.flush())
             self.tally.seconds += time.perf_counter() - began
 
+    def _drop(self, *, everything: bool) -> None:
+        """Nothing has gone wrong so far: forget all, or what is more than a crash would be explained by."""
+        if everything:
+            self._rows.clear()
+            self._late.clear()
+        elif len(self._rows) > HELD:
+            for key in list(self._rows)[: len(self._rows) - HELD]:
+                del self._rows[key]
+        else:
+            return
+        self._fill()
+        self._parents.clear()
+        self._stack_of.clear()
+
     def _fill(self) -> None:
         """Fetch the figures of all tensors seen so far and enter them."""
         if self._figures is None:
             return
-        for record, figures in zip(self._waiting, self._figures.resolve(), strict=True):
-            for key, value in figures.items():
-                record[key] = figure(value)  # type: ignore[arg-type]
+        resolved = [{k: figure(v) for k, v in figures.items()} for figures in self._figures.resolve()]  # type: ignore[arg-type]
+        for record, number in self._waiting:
+            record.update(resolved[number])
         self._waiting.clear()
+        self._now.clear()
+        self._before.clear()
 
     def _write_structure(self) -> None:
         assert self.files is not None
@@ -295,6 +366,28 @@ class Recorder:
             self._stack_of.clear()
             self.files = None
             self.tally = Tally()
+
+
+def _holds_nonfinite(content: object) -> bool:
+    """Has a tensor in this part of an entry an extreme that is no finite number?"""
+    if isinstance(content, dict):
+        if "Max" in content:
+            return any(isinstance(content[key], msgspec.Raw) for key in ("Max", "Min"))
+        return any(_holds_nonfinite(part) for part in content.values())
+    return isinstance(content, list) and any(_holds_nonfinite(part) for part in content)
+
+
+def _fills_its_memory(tensor: torch.Tensor) -> bool:
+    """Is the tensor a permutation of a contiguous block, each element once?"""
+    if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
+        return False
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
 
 
 def _add_placement(record: TensorRecord, tensor: Any) -> None:

@@ -15,8 +15,10 @@ from numprobe._version import __version__
 from numprobe.collect.pytorch import apis
 from numprobe.collect.pytorch.backward import Wanted
 from numprobe.collect.pytorch.communication import Waits, current_rank
+from numprobe.collect.pytorch.crash import CrashWriter
 from numprobe.collect.pytorch.filters import NameFilter
 from numprobe.collect.pytorch.functions import FunctionHooks
+from numprobe.collect.pytorch.loading import InputLoader
 from numprobe.collect.pytorch.modules import ModuleHooks
 from numprobe.collect.pytorch.phases import Phases
 from numprobe.collect.pytorch.points import Points
@@ -53,8 +55,14 @@ class Session:
             slices=self._sliced if settings.slice or settings.request_id else None,
             saves=self._filter.tensors if settings.task == "tensor" or settings.tensor_list else None,
             stacks=settings.extra_info and settings.level != "debug",
+            any_order=settings.summary_mode == "statistics" and not settings.slice and not settings.request_id,
             tree=settings.level in ("L0", "mix"),
+            batches=not settings.async_dump,
+            marks_nonfinite=settings.task == "nan_check",
+            keeps_until_crash=settings.task == "exception_dump",
         )
+        self._wants_apis = settings.level in ("L1", "mix")
+        self._wants_modules = settings.level in ("L0", "mix")
         self._wanted = Wanted("input" in settings.data_mode, "output" in settings.data_mode, self._keeps_backward)
         self._functions = FunctionHooks(
             self.recorder,
@@ -63,7 +71,6 @@ class Session:
             forward="forward" in settings.data_mode,
             backward="backward" in settings.data_mode,
             wanted=self._wanted,
-            own_parameters=settings.level == "L1",
             node_gradients=settings.compat,
             structure_only=structure,
         )
@@ -77,8 +84,8 @@ class Session:
         self._told_rank = False
         self._tokens: _Tokens | None = None
         self._single: ModuleHooks | None = None
-        self._wants_apis = settings.level in ("L1", "mix")
-        self._wants_modules = settings.level in ("L0", "mix")
+        self._loader = InputLoader(settings.load, lambda: (self.step_number, self._rank)) if settings.load else None
+        self._crash = CrashWriter(self.recorder) if settings.task == "exception_dump" else None
         if self._wants_apis:
             self._install_apis()
 
@@ -115,6 +122,10 @@ class Session:
             self._end()
             return
         self._rank = rank if rank is not None else current_rank()
+        if self._loader is not None and model is not None:
+            self._loader.hook(model if isinstance(model, nn.Module) else list(model))
+            if settings.load is not None and not settings.load.dump_after_load:
+                return
         if not settings.wants_rank(self._rank):
             if self._rank is None and not self._told_rank:
                 self._told_rank = True
@@ -132,6 +143,7 @@ class Session:
             self._modules.hook(model if isinstance(model, nn.Module) else list(model))
         if self._wants_apis:
             self._install_apis()
+            self._install_operators()
         if settings.level == "mix":
             self._phases.install()
         if token_range is not None:
@@ -156,19 +168,32 @@ class Session:
         self.recorder.end_step()
         self._modules.forget_calls()
         self._filter.end_step()
+        if self._loader is not None:
+            self._loader.end_step()
         self.step_number += 1
         if self.settings.last_step is not None and self.step_number > self.settings.last_step:
             self._end()
 
     def close(self) -> None:
-        """Take every hook, wrapper and patch away."""
-        self.step() if self.recorder.files is not None else None
+        """Take every hook, wrapper and patch away, for good. A step that is not over is written as it is."""
+        if self.recorder.files is not None:
+            self.stop()
+            self._report()
+            self.recorder.end_step()
+        self.rest()
+        if self._loader is not None:
+            self._loader.restore()
+        if self._crash is not None:
+            self._crash.restore()
+        self._ended = True
+
+    def rest(self) -> None:
+        """Take every hook, wrapper and patch away until the next start."""
         self.scope.on = False
         self._modules.restore()
         self._phases.restore()
         self._waits.restore()
         self._functions.restore()
-        self._ended = True
 
     def begin_module(self, module: nn.Module, name: str) -> None:
         """Record one module as ``Module.{name}.{Class}`` and nothing else, until :meth:`end_module`."""
@@ -207,6 +232,7 @@ class Session:
             backward="backward" in self.settings.data_mode,
             wanted=self._wanted,
             structure_only=self.settings.task == "structure",
+            with_apis=self._wants_apis,
         )
 
     def wrap(self, module: Any, api: str, prefix: str) -> None:
@@ -222,6 +248,17 @@ class Session:
         if communication:
             self._functions.install(communication, self._waits.after_call)
             self._waits.install()
+
+    def _install_operators(self) -> None:
+        """Wrap the operators of the chosen namespaces of ``torch.ops`` that are loaded by now."""
+        for space in self.settings.custom_op_namespaces:
+            owner = getattr(torch.ops, space)
+            names = {
+                s.name.partition("::")[2] for s in torch._C._jit_get_all_schemas() if s.name.startswith(f"{space}::")
+            }
+            for name in sorted(names):
+                if not hasattr(getattr(owner, name), "__numprobe_original__"):
+                    self._functions.wrap(owner, name, space)
 
     def _end(self) -> None:
         log.info("numprobe: all chosen steps are recorded, nothing more will be")
@@ -249,6 +286,7 @@ class Session:
     def open_step(self) -> None:
         """The files of the current step and rank; called again, it changes nothing but the name of a new-found rank."""
         if self.recorder.files is not None:
+            self._name_rank(self.recorder.files)
             return
         settings = self.settings
         rank = f"proc{os.getpid()}" if self._rank is None else f"rank{self._rank}"
@@ -272,6 +310,14 @@ class Session:
                 do="choose another dump_path",
             ) from None
         self.recorder.begin_step(files)
+
+    def _name_rank(self, files: StepFiles) -> None:
+        """A process that has learned its rank meanwhile gives its folder that name."""
+        if self._rank is not None and files.folder.name == f"proc{os.getpid()}":
+            folder = files.folder.with_name(f"rank{self._rank}")
+            if not folder.exists():
+                files.move(folder)
+                self._prepared.add(folder)
 
     def _extra(self) -> dict[str, object]:
         if self.settings.compat:
