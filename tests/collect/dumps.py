@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,7 @@ class Dump:
     folder: Path
 
     def _read(self, name: str) -> Json:
-        found: Json = json.loads((self.folder / name).read_text(encoding="utf-8"))
+        found: Json = json.loads((self.folder / name).read_text(encoding="utf-8"), object_pairs_hook=_unique)
         return found
 
     @property
@@ -55,6 +56,13 @@ class Dump:
 
     def backward(self) -> list[str]:
         return [name for name in self.data if ".backward" in name or ".parameters_grad" in name]
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> Json:
+    members = dict(pairs)
+    twice = [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
+    assert twice == []
+    return members
 
 
 def only(folder: Path, step: int = 0) -> Dump:

