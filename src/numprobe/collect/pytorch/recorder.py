@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -263,8 +264,9 @@ class Recorder:
         """Equal for tensors that are the same memory; for figures that mind no order, also for its reshaped views."""
         kind = type(tensor)
         plain = self._any_order and (kind is torch.Tensor or kind is torch.nn.Parameter)
-        if plain and (tensor.is_contiguous() or _fills_its_memory(tensor)) and (address := tensor.data_ptr()):
-            return address, tensor.numel(), tensor.dtype
+        with suppress(RuntimeError):  # sparse layouts, and tensors of torch.func without memory of their own
+            if plain and (tensor.is_contiguous() or _fills_its_memory(tensor)) and (address := tensor.data_ptr()):
+                return address, tensor.numel(), tensor.dtype
         return id(tensor)
 
     def ran(self, node: int = 0) -> None:
