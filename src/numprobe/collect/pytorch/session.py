@@ -181,6 +181,9 @@ class Session:
             self._report()
             self.recorder.end_step()
         self.rest()
+        if not self._ended:
+            for hint in self._filter.unmatched():
+                log.warning("numprobe: %s", hint)
         if self._loader is not None:
             self._loader.restore()
         if self._crash is not None:
@@ -347,9 +350,6 @@ class Session:
         )
         for problem, count in tally.problems.items():
             log.error("numprobe: NOT RECORDED: %d entries: %s", count, problem)
-        if self._ended:
-            for hint in self._filter.unmatched():
-                log.warning("numprobe: %s", hint)
 
 
 def _root(model: Models | None) -> nn.Module:
