@@ -1,0 +1,147 @@
+"""From whatever a program calls a tensor to the plain tensor whose memory holds the values, and torch functions nobody patched.
+
+A recorder replaces attributes of ``torch``, ``torch.Tensor`` and ``torch.nn.functional``. The collector's own work must not
+pass through them, so the functions it needs are bound here, when the module is imported, from the C classes below them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+VARIABLE = torch._C._VariableFunctions
+BASE: Any = torch._C.TensorBase
+LINALG: Any = torch._C._linalg  # type: ignore[attr-defined]
+_FUNCTORCH = torch._C._functorch
+
+as_subclass: Callable[..., Tensor] = BASE.as_subclass
+data_of: Callable[[Tensor], Tensor] = BASE.data.__get__  # a view outside autograd; less work than detach()
+data_ptr: Callable[[Tensor], int] = BASE.data_ptr
+storage_offset: Callable[[Tensor], int] = BASE.storage_offset
+element_size: Callable[[Tensor], int] = BASE.element_size
+contiguous: Callable[[Tensor], Tensor] = BASE.contiguous
+numel: Callable[[Tensor], int] = BASE.numel
+is_contiguous: Callable[[Tensor], bool] = BASE.is_contiguous
+to: Callable[..., Tensor] = BASE.to
+view: Callable[..., Tensor] = BASE.view
+permute: Callable[..., Tensor] = BASE.permute
+stride: Callable[[Tensor], tuple[int, ...]] = BASE.stride
+
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_function_modes = torch._C._len_torch_function_stack
+_transform = _FUNCTORCH.peek_interpreter_stack
+_tensor = torch.tensor
+_index_select: Callable[..., Tensor] = VARIABLE.index_select
+
+PLAIN_TYPES = frozenset({Tensor, torch.nn.Parameter})  # types that add no behaviour
+NARROW_FLOATS = frozenset(
+    dtype
+    for name in dir(torch)
+    if name.startswith("float8_") and isinstance(dtype := getattr(torch, name), torch.dtype)
+)
+FLOAT4: torch.dtype | None = getattr(torch, "float4_e2m1fn_x2", None)
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # OCP Microscaling Formats 1.0, table 5; bit 3 is the sign
+
+
+class Unsupported(Exception):
+    """A tensor whose values cannot be reached by plain torch operations."""
+
+
+def modes_active() -> bool:
+    """True inside a torch dispatch mode, a torch function mode or a functorch transform: operations would be seen or wrapped."""
+    return _dispatch_modes() > 0 or _function_modes() > 0 or _transform() is not None
+
+
+@contextlib.contextmanager
+def out_of_sight() -> Iterator[None]:
+    """Within it, operations reach their kernels: no modes, no subclass overrides, no functorch, no autograd, no autocast."""
+    with (
+        torch._C._DisableFuncTorch(),
+        torch._C._DisableTorchDispatch(),
+        torch._C.DisableTorchFunction(),
+        torch._C._DisableAutocast(),
+        torch.no_grad(),
+    ):
+        yield
+
+
+def holds_no_memory(tensor: Tensor) -> bool:
+    """True for a strided tensor whose storage was freed (FSDP resizes to 0): reading it would be a segmentation fault.
+
+    Such a tensor's address is its offset from a null pointer.
+    """
+    address = data_ptr(tensor)
+    return address < 1 << 38 and address == storage_offset(tensor) * element_size(tensor)
+
+
+def plain_of(tensor: Tensor) -> Tensor | None:
+    """The detached, strided, non-quantised tensor with the values, None where there are none (fake, meta, vmapped, freed, empty).
+
+    DTensor: the local shard. Gradient-tracking wrappers of functorch: what they wrap. Sparse: the values (coalesced). Nested:
+    the buffer. Quantised: dequantised. A pending asynchronous collective is waited for. Conjugate and negative views are
+    resolved. Raises Unsupported for subclasses that hide their values. Call it inside :func:`out_of_sight`.
+    """
+    for _ in range(8):  # wrappers may be nested
+        if _FUNCTORCH.is_functorch_wrapped_tensor(tensor):
+            if not _FUNCTORCH.is_gradtrackingtensor(tensor):
+                return None
+            tensor = _FUNCTORCH.get_unwrapped(tensor)
+            continue
+        kind = type(tensor)
+        if kind in PLAIN_TYPES:
+            return _dense(tensor)
+        name = kind.__name__
+        if name in ("FakeTensor", "FunctionalTensor", "BatchedTensor"):
+            return None
+        if name == "AsyncCollectiveTensor":
+            tensor = tensor.trigger_wait()  # type: ignore[attr-defined]
+        elif isinstance(inner := getattr(tensor, "_local_tensor", None), Tensor) or (
+            tensor.is_nested and isinstance(inner := getattr(tensor, "_values", None), Tensor)
+        ):
+            tensor = inner
+        elif torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Python):
+            raise Unsupported(name)
+        else:
+            tensor = as_subclass(tensor, Tensor)
+    raise Unsupported(type(tensor).__name__)
+
+
+def _dense(tensor: Tensor) -> Tensor | None:
+    if tensor.is_meta:
+        return None
+    tensor = data_of(tensor)
+    if tensor.is_nested:
+        tensor = BASE.values(tensor)
+    elif tensor.layout is torch.sparse_coo:
+        tensor = BASE._values(BASE.coalesce(tensor))
+    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr, torch.sparse_csc, torch.sparse_bsc):
+        tensor = BASE.values(tensor)
+    elif tensor.layout is not torch.strided:
+        tensor = BASE.to_dense(tensor)
+    if tensor.is_quantized:
+        tensor = BASE.dequantize(tensor)
+    if numel(tensor) == 0 or holds_no_memory(tensor):
+        return None
+    resolved: Tensor = BASE.resolve_neg(BASE.resolve_conj(tensor))
+    return resolved
+
+
+def flat(tensor: Tensor) -> Tensor:
+    """All elements as one dimension, in the order of memory where that avoids a copy (transposed tensors), else copied."""
+    if is_contiguous(tensor):
+        return view(tensor, -1)
+    strides = stride(tensor)
+    sorted_view = permute(tensor, sorted(range(len(strides)), key=lambda axis: -strides[axis]))
+    return view(contiguous(sorted_view), -1)
+
+
+def decoded_float4(tensor: Tensor) -> Tensor:
+    """float4_e2m1fn_x2, two values a byte, as a flat bfloat16 tensor of twice the length (order: low half, then high half)."""
+    packed = view(contiguous(tensor), torch.uint8)
+    table = _tensor([*_E2M1, *(-x for x in _E2M1)], dtype=torch.bfloat16, device=packed.device)
+    codes = VARIABLE.cat([VARIABLE.bitwise_and(packed, 15), VARIABLE.bitwise_right_shift(packed, 4)])
+    return _index_select(table, 0, to(view(codes, -1), torch.int64))

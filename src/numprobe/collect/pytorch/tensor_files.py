@@ -1,0 +1,300 @@
+"""Tensors in files: one ``.pt`` a tensor as the reference writes them, or safetensors files of many; written by a thread.
+
+What is written is a copy in host memory, made when the tensor is handed over: the program's storage is neither kept nor
+aliased nor resized. Errors are reported by :meth:`TensorWriter.flush`, never raised into the training.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from numprobe.collect.pytorch.digests import bytes_of
+from numprobe.collect.pytorch.plain import (
+    BASE,
+    PLAIN_TYPES,
+    contiguous,
+    data_of,
+    element_size,
+    holds_no_memory,
+    numel,
+    out_of_sight,
+    plain_of,
+    to,
+)
+
+QUEUED_BYTES = 64 << 20  # copies that may wait; beyond, put() waits for the disk
+BATCH_BYTES = 64 << 20  # of one safetensors file
+IDLE_SECONDS = 2.0  # after which the thread ends; the next tensor starts another
+NAME_BYTES = 240  # most file systems take 255; the rest is for temporary names
+PROBLEMS = 100  # told in words
+FORMATS = ("pt", "safetensors")
+
+_save = torch.save
+_UNSAFE = re.compile(r'[%/\\:*?"<>|\x00-\x1f\x7f]|^\.|[. ]$')
+# https://github.com/huggingface/safetensors, "Format"
+_SAFETENSORS_DTYPES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint64": "U64",
+    "uint32": "U32",
+    "uint16": "U16",
+    "uint8": "U8",
+    "bool": "BOOL",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e8m0fnu": "F8_E8M0",
+    "complex64": "C64",
+}
+
+
+def tensor_name(entry: str, segment: str, path: Sequence[str | int] = ()) -> str:
+    """NAM-4: ``Torch.stack.0.forward``, ``input``, (0, 1) -> ``Torch.stack.0.forward.input.0.1.pt``.
+
+    ``input_args`` and ``input_kwargs`` are ``input`` and ``kwargs`` here; parameters' gradients have no segment.
+    """
+    segment = {"input_args": "input", "input_kwargs": "kwargs"}.get(segment, segment)
+    return ".".join(str(part) for part in (entry, segment, *path) if part != "") + ".pt"
+
+
+def file_name(name: str) -> str:
+    """A name that is one file in its folder on every system; the name itself wherever possible.
+
+    Separators, control characters, ``%`` and a leading dot become ``%`` and two hex digits (``urllib.parse.unquote`` takes them
+    back). Of names too long for a file system the end makes room for a digest of the whole.
+    """
+    stem, dot, suffix = name.rpartition(".")
+    if not stem or len(suffix) > 16 or _UNSAFE.search(suffix):
+        stem, dot, suffix = name, "", ""
+    safe = _UNSAFE.sub(lambda found: f"%{ord(found.group()):02X}", stem) or "%00"
+    encoded = safe.encode("utf-8", "surrogatepass")
+    room = NAME_BYTES - len(dot + suffix)
+    if len(encoded) > room:
+        digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+        safe = f"{encoded[: room - 17].decode('utf-8', 'ignore')}~{digest}"
+    return safe.encode("utf-8", "replace").decode() + dot + suffix
+
+
+def copy_of(tensor: Tensor) -> Tensor | None:
+    """A detached contiguous copy in host memory, None where there are no values (fake, meta, vmapped, freed, empty)."""
+    if type(tensor) in PLAIN_TYPES and tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_meta:
+        if numel(tensor) == 0 or holds_no_memory(tensor):
+            return None
+        with out_of_sight():
+            return _copied(data_of(tensor))
+    with out_of_sight():
+        plain = plain_of(tensor)
+        return None if plain is None else _copied(plain)
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    """Never an alias, also where ``to("cpu")`` and contiguous() would be no-ops; a copy's storage has its elements only."""
+    tensor = BASE.resolve_neg(BASE.resolve_conj(tensor))
+    return contiguous(to(tensor, "cpu", copy=True, memory_format=torch.contiguous_format))
+
+
+def save_tensor(tensor: Tensor, path: Path) -> int:
+    """Write one ``.pt`` file (FMT-8) that ``torch.load(weights_only=True)`` reads; its size, 0 if there was nothing to write.
+
+    The file is whole or not there. Raises OSError if it cannot be written, Unsupported for tensors without a plain form.
+    """
+    copy = copy_of(tensor)
+    return 0 if copy is None else _write_pt(copy, path)
+
+
+def _write_pt(tensor: Tensor, path: Path) -> int:
+    def write(file: Any) -> None:
+        try:
+            _save(tensor, file)
+        except RuntimeError as error:  # torch's writer hides the OSError that it met
+            raise error.__context__ if isinstance(error.__context__, OSError) else error from None
+
+    return _atomically(path, write)
+
+
+def _atomically(path: Path, write: Callable[[Any], None]) -> int:
+    temporary = path.with_name(f".{os.getpid()}.{threading.get_ident()}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            write(file)
+            size = file.tell()
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return size
+
+
+class TensorWriter:
+    """Writes tensors of one folder in a thread. ``tensor_format``: ``pt``, or ``safetensors`` with ``index.jsonl`` beside.
+
+    Each line of the index is ``{"file": NAME, "tensors": [NAMES]}``. ``files`` and ``bytes`` count what has been written.
+    A reader needs neither torch nor this class. Not to be used by a forked child.
+    """
+
+    def __init__(self, folder: Path, tensor_format: str = "pt", *, queued_bytes: int = QUEUED_BYTES) -> None:
+        if tensor_format not in FORMATS:
+            raise ValueError(f"tensor format {tensor_format!r}: expected one of {', '.join(FORMATS)}")
+        self.folder = Path(folder)
+        self.files = 0
+        self.bytes = 0
+        self.dropped = 0  # tensors that could not be written
+        self._format = tensor_format
+        self._limit = queued_bytes
+        self._queue: deque[tuple[str, Tensor]] = deque()
+        self._queued = 0  # bytes, those being written included
+        self._batch: dict[str, Tensor] = {}
+        self._problems: list[str] = []
+        self._more = 0  # problems beyond those told in words
+        self._thread: threading.Thread | None = None
+        self._state = threading.Condition()
+        self._made_folder = False
+        self._batches = 0
+
+    def put(self, tensor: Tensor, name: str) -> str | None:
+        """Take a copy of the tensor, to be written under ``name``; the file's name, or None where nothing will be written.
+
+        Waits while more than ``queued_bytes`` wait for the disk. Never raises.
+        """
+        try:
+            safe = file_name(name)
+            copy = copy_of(tensor)
+        except Exception as error:
+            self._problem(name, error)
+            return None
+        if copy is None:
+            return None
+        size = numel(copy) * element_size(copy)
+        with self._state:
+            while self._queued and self._queued + size > self._limit:
+                self._run()
+                self._state.wait(1.0)
+            self._queue.append((safe, copy))
+            self._queued += size
+            self._run()
+            self._state.notify_all()
+        return safe
+
+    def flush(self) -> list[str]:
+        """Wait until everything is in files; what went wrong since the last flush, in words."""
+        with self._state:
+            while self._queue or self._queued:
+                self._run()
+                self._state.wait(1.0)
+            batch, self._batch = self._batch, {}
+        if batch:
+            self._write_batch(batch)
+        with self._state:
+            problems, self._problems = self._problems, []
+            if self._more:
+                problems.append(f"{self._more} more tensors could not be written")
+            self._more = 0
+        return problems
+
+    def _run(self) -> None:
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._work, name="numprobe-tensors", daemon=True)
+            self._thread.start()
+
+    def _work(self) -> None:
+        while True:
+            with self._state:
+                if not self._queue and not self._state.wait_for(lambda: bool(self._queue), IDLE_SECONDS):
+                    self._thread = None
+                    return
+                name, tensor = self._queue.popleft()
+            try:
+                self._write(name, tensor)
+            except Exception as error:
+                self._problem(name, error)
+            finally:
+                with self._state:
+                    self._queued -= numel(tensor) * element_size(tensor)
+                    self._state.notify_all()
+                del tensor
+
+    def _write(self, name: str, tensor: Tensor) -> None:
+        if not self._made_folder:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._made_folder = True
+        if self._format == "pt":
+            self._count(_write_pt(tensor, self.folder / name))
+            return
+        self._batch[name.removesuffix(".pt")] = tensor
+        if sum(numel(t) * element_size(t) for t in self._batch.values()) >= BATCH_BYTES:
+            batch, self._batch = self._batch, {}
+            self._write_batch(batch)
+
+    def _write_batch(self, batch: dict[str, Tensor]) -> None:
+        try:
+            file = f"tensors-{self._batches:05d}.safetensors"
+            self._batches += 1
+            self._count(_atomically(self.folder / file, lambda out: write_safetensors(batch, out)))
+            with (self.folder / "index.jsonl").open("a", encoding="utf-8") as index:
+                index.write(json.dumps({"file": file, "tensors": list(batch)}) + "\n")
+        except Exception as error:
+            for name in batch:
+                self._problem(name, error)
+
+    def _count(self, size: int) -> None:
+        with self._state:
+            self.files += 1
+            self.bytes += size
+
+    def _problem(self, name: str, error: Exception) -> None:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
+        with self._state:
+            self.dropped += 1
+            if len(self._problems) < PROBLEMS:
+                self._problems.append(f"tensor {name} was not written: {reason}")
+            else:
+                self._more += 1
+
+
+def write_safetensors(tensors: dict[str, Tensor], out: Any) -> None:
+    """Host tensors as one safetensors file: length of the header (8 bytes), the header in JSON, the bytes of the tensors.
+
+    dtypes the format has no name for are written as the uint8 of their bytes, with the dtype in ``__metadata__``.
+    """
+    header: dict[str, Any] = {}
+    parts: list[Any] = []
+    others: dict[str, str] = {}
+    begin = 0
+    # Widest first keeps every tensor aligned to its elements.
+    for name, tensor in sorted(tensors.items(), key=lambda item: -element_size(item[1])):
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        data = BASE.numpy(bytes_of(tensor))
+        known = _SAFETENSORS_DTYPES.get(dtype)
+        if known is None:
+            others[name] = dtype
+        end = begin + data.nbytes
+        header[name] = {
+            "dtype": known or "U8",
+            "shape": list(tensor.shape) if known else [data.nbytes],
+            "data_offsets": [begin, end],
+        }
+        parts.append(data)
+        begin = end
+    if others:
+        header = {"__metadata__": others, **header}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    out.write(len(text).to_bytes(8, "little") + text)
+    for data in parts:
+        out.write(data)

@@ -1,0 +1,210 @@
+"""Tensor files: what torch reads back, names, failures of the disk, and the safetensors container."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import threading
+import time
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from hypothesis import given  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+
+from numprobe.collect.pytorch import tensor_files  # noqa: E402
+from numprobe.collect.pytorch.tensor_files import TensorWriter, file_name, save_tensor, tensor_name  # noqa: E402
+
+
+def load(path: Path) -> torch.Tensor:
+    return torch.load(path, weights_only=True)
+
+
+def test_saves_a_contiguous_copy_of_the_elements_only(tmp_path: Path) -> None:
+    base = torch.randn(1000, 100, requires_grad=True)
+    size = save_tensor(base[5:7].t(), tmp_path / "a b é.pt")
+    back = load(tmp_path / "a b é.pt")
+    assert torch.equal(back, base.detach()[5:7].t())
+    assert back.is_contiguous()
+    assert not back.requires_grad
+    assert size == (tmp_path / "a b é.pt").stat().st_size < 4000
+    assert [p.name for p in tmp_path.iterdir()] == ["a b é.pt"]
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "bfloat16", "complex64", "bool", "uint16", "int64"])
+def test_dtypes_and_the_live_tensor_stays_alive(tmp_path: Path, name: str) -> None:
+    tensor = torch.ones(70).to(getattr(torch, name))
+    save_tensor(tensor, tmp_path / "x.pt")
+    assert load(tmp_path / "x.pt").dtype is tensor.dtype
+    assert tensor.untyped_storage().nbytes() == 70 * tensor.element_size()
+    save_tensor(torch.nn.Parameter(torch.tensor(1.5)), tmp_path / "y.pt")
+    assert type(load(tmp_path / "y.pt")) is torch.Tensor
+
+
+def test_nothing_to_save(tmp_path: Path) -> None:
+    freed = torch.randn(9)
+    freed.untyped_storage().resize_(0)
+    writer = TensorWriter(tmp_path / "t")
+    for tensor in (torch.empty(0), torch.empty(3, device="meta"), freed):
+        assert save_tensor(tensor, tmp_path / "x.pt") == 0
+        assert writer.put(tensor, "x.pt") is None
+    assert writer.flush() == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_names_of_the_reference() -> None:
+    assert tensor_name("Torch.stack.0.forward", "input_args", (0, 1)) == "Torch.stack.0.forward.input.0.1.pt"
+    assert tensor_name("Tensor.add.0.forward", "input_kwargs", ("other",)) == "Tensor.add.0.forward.kwargs.other.pt"
+    assert tensor_name("Module.x.Linear.parameters_grad.0", "", ("weight",)) == (
+        "Module.x.Linear.parameters_grad.0.weight.pt"
+    )
+    name = tensor_name("Module.odd.Odd.forward.0", "output", (0, "b", 1, 0))
+    assert file_name(name) == name == "Module.odd.Odd.forward.0.output.0.b.1.0.pt"
+
+
+@given(st.text(max_size=400), st.sampled_from(["", ".pt"]))
+def test_any_name_is_one_file_of_its_folder(text: str, suffix: str) -> None:
+    safe = file_name(text + suffix)
+    assert safe not in ("", ".", "..")
+    assert not set(safe) & set('/\\:*?"<>|\0')
+    assert len(safe.encode()) <= 250
+    assert Path(safe).name == safe
+    if len(text.encode()) < 60 and text:
+        assert unquote(safe) == text + suffix
+
+
+def test_names_that_would_leave_the_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "inner"
+    writer = TensorWriter(folder)
+    names = ["../out.pt", "/etc/x.pt", "a/../../b.pt", "..", "n\0ul.pt", "x" * 500 + "1.pt", "x" * 500 + "2.pt"]
+    written = [writer.put(torch.ones(2), name) for name in names]
+    assert writer.flush() == []
+    assert sorted(p.name for p in folder.iterdir()) == sorted(filter(None, written))
+    assert len(set(written)) == len(names)
+    assert [p.name for p in tmp_path.iterdir()] == ["inner"]
+
+
+def test_writer_writes_what_was_put(tmp_path: Path) -> None:
+    writer = TensorWriter(tmp_path / "data", queued_bytes=1 << 16)
+    wanted = {}
+    for i in range(50):
+        tensor = torch.full((1000,), float(i))
+        assert writer.put(tensor, f"t.{i}.pt") == f"t.{i}.pt"
+        wanted[f"t.{i}.pt"] = tensor.clone()
+        tensor.zero_()  # too late to matter
+    assert writer.put(torch.ones(1 << 16), "larger than the queue.pt")
+    assert writer.flush() == []
+    for name, tensor in wanted.items():
+        assert torch.equal(load(tmp_path / "data" / name), tensor)
+    assert writer.files == 51
+    assert writer.bytes == sum(p.stat().st_size for p in (tmp_path / "data").iterdir())
+
+
+def test_the_thread_ends_when_idle_and_begins_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensor_files, "IDLE_SECONDS", 0.01)
+    writer = TensorWriter(tmp_path)
+    for i in range(3):
+        writer.put(torch.ones(2), f"{i}.pt")
+        assert writer.flush() == []
+        until = time.monotonic() + 10
+        while any(t.name == "numprobe-tensors" for t in threading.enumerate()) and time.monotonic() < until:
+            time.sleep(0.01)
+    assert not any(t.name == "numprobe-tensors" for t in threading.enumerate())
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    writer = TensorWriter(tmp_path / "file" / "data")
+    for i in range(tensor_files.PROBLEMS + 20):
+        writer.put(torch.ones(2), f"{i}.pt")
+    problems = writer.flush()
+    assert problems[0] == "tensor 0.pt was not written: Not a directory"
+    assert problems[-1] == "20 more tensors could not be written"
+    assert writer.dropped == tensor_files.PROBLEMS + 20
+    assert writer.flush() == []
+
+
+@pytest.mark.parametrize("tensor_format", ["pt", "safetensors"])
+def test_a_full_disk_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tensor_format: str) -> None:
+    class Full(io.FileIO):
+        def write(self, data: object) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "open", lambda self, mode="r", **_: Full(self, mode.replace("b", "")))
+    writer = TensorWriter(tmp_path, tensor_format)
+    writer.put(torch.ones(2), "a.pt")
+    [problem] = writer.flush()
+    assert "No space left on device" in problem
+    monkeypatch.undo()
+    assert list(tmp_path.iterdir()) == []
+    writer.put(torch.ones(2), "b.pt")  # there is room again
+    assert writer.flush() == []
+    assert (tmp_path / ("b.pt" if tensor_format == "pt" else "index.jsonl")).exists()
+
+
+def test_a_tensor_without_plain_form_is_reported(tmp_path: Path) -> None:
+    writer = TensorWriter(tmp_path)
+    assert writer.put("no tensor", "x.pt") is None  # type: ignore[arg-type]
+    [problem] = writer.flush()
+    assert problem.startswith("tensor x.pt was not written: ")
+
+
+def test_safetensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensor_files, "BATCH_BYTES", 200)
+    tensors = {
+        "a": torch.randn(3, 5).bfloat16(),
+        "b é": torch.tensor(7),
+        "c": torch.tensor([True, False, True]),
+        "d": torch.randn(4, 4).t(),
+        "e": torch.randn(40),
+        "f": torch.randn(3).to(torch.complex128),
+    }
+    writer = TensorWriter(tmp_path, "safetensors")
+    for name, tensor in tensors.items():
+        writer.put(tensor, name + ".pt")
+    assert writer.flush() == []
+    index = [json.loads(line) for line in (tmp_path / "index.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert len(index) == writer.files > 1
+    seen = set()
+    for line in index:
+        data = (tmp_path / line["file"]).read_bytes()
+        size = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + size])
+        assert (8 + size) % 8 == 0
+        others = header.pop("__metadata__", {})
+        assert list(line["tensors"]) and set(line["tensors"]) == header.keys()
+        for name, entry in header.items():
+            begin, end = entry["data_offsets"]
+            raw = tensors[name].contiguous().reshape(-1).view(torch.uint8)
+            assert data[8 + size + begin : 8 + size + end] == bytes(raw.tolist())
+            assert begin % tensors[name].element_size() == 0
+            if name in others:
+                assert (entry["dtype"], others[name]) == ("U8", "complex128")
+            else:
+                assert entry["shape"] == list(tensors[name].shape)
+            seen.add(name)
+    assert seen == tensors.keys()
+
+
+def test_the_safetensors_package_reads_it(tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    writer = TensorWriter(tmp_path, "safetensors")
+    tensor = torch.randn(3, 5).bfloat16()
+    writer.put(tensor, "a.pt")
+    writer.put(torch.tensor(3, dtype=torch.int8), "b.pt")
+    writer.flush()
+    back = safetensors.load_file(tmp_path / "tensors-00000.safetensors")
+    assert torch.equal(back["a"], tensor)
+    assert back["b"] == 3
+
+
+def test_an_unknown_format_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="expected one of pt, safetensors"):
+        TensorWriter(tmp_path, "npz")
