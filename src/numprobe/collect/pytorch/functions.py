@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -59,7 +60,13 @@ class FunctionHooks:
         """
         original = getattr(owner, attribute)
         own = vars(owner).get(attribute, _INHERITED) if hasattr(owner, "__dict__") else original
-        setattr(owner, attribute, self._recording(original, prefix, attribute.rpartition(".")[2], after))
+        call = self._recording(original, prefix, attribute.rpartition(".")[2], after)
+        # under the name where it stands, so that a model that holds it can be pickled
+        if isinstance(owner, type):
+            call.__module__, call.__qualname__ = owner.__module__, f"{owner.__qualname__}.{attribute}"
+        elif isinstance(owner, ModuleType):
+            call.__module__, call.__qualname__ = owner.__name__, attribute
+        setattr(owner, attribute, call)
         self._originals.append((owner, attribute, own))
 
     def unwrap(self, owner: Any, attribute: str) -> bool:
