@@ -22,6 +22,7 @@ class Wanted:
     input: bool
     output: bool
     keeps: Callable[[str], bool]
+    names_inputs: bool = True  # the extra key grad_of: whose gradients ``output`` holds
 
 
 class Given:
@@ -68,7 +69,8 @@ class BackwardRecord:
             body["input"] = [None] * len(made)
         if self._wanted.output:
             body["output"] = [None] * len(numbers)
-            body["grad_of"] = [given.paths[n] for n in numbers]
+            if self._wanted.names_inputs:
+                body["grad_of"] = [given.paths[n] for n in numbers]
         nodes: list[Node] = list({id(t.grad_fn): t.grad_fn for t in made}.values())
         crossings = given.edges.crossings(nodes) if self._wanted.output and numbers else []
         if crossings:

@@ -39,7 +39,9 @@ class Figures(Protocol):
 class TensorSink(Protocol):
     """What :class:`~numprobe.collect.pytorch.tensor_files.TensorWriter` does for the recorder."""
 
-    def put(self, tensor: torch.Tensor, name: str) -> None: ...
+    folder: Path
+
+    def put(self, tensor: torch.Tensor, name: str) -> str | None: ...
     def flush(self) -> list[str]: ...
 
 
@@ -236,8 +238,9 @@ class Recorder:
                 self._waiting.append((record, self._figures_of(tensor, sliced)))
             self.tally.tensors += 1
         if file_name and self.sink is not None:
-            record["data_name"] = file_name
-            self.sink.put(local, file_name)
+            written = self.sink.put(local, file_name)
+            if written is not None:
+                record["data_name"] = written
         return record
 
     def _figures_of(self, tensor: torch.Tensor, sliced: torch.Tensor) -> int:

@@ -37,6 +37,7 @@ class Session:
     """Collects what ``settings`` ask for, from ``start`` to ``stop``, step by step, until ``close``."""
 
     def __init__(self, settings: Settings) -> None:
+        _refuse_what_is_not_there(settings)
         self.settings = settings
         self.step_number = 0
         self.scope = Scope()
@@ -63,7 +64,9 @@ class Session:
         )
         self._wants_apis = settings.level in ("L1", "mix")
         self._wants_modules = settings.level in ("L0", "mix")
-        self._wanted = Wanted("input" in settings.data_mode, "output" in settings.data_mode, self._keeps_backward)
+        self._wanted = Wanted(
+            "input" in settings.data_mode, "output" in settings.data_mode, self._keeps_backward, not settings.compat
+        )
         self._functions = FunctionHooks(
             self.recorder,
             self.scope,
@@ -319,6 +322,9 @@ class Session:
         if self._rank is not None and files.folder.name == f"proc{os.getpid()}":
             folder = files.folder.with_name(f"rank{self._rank}")
             if not folder.exists():
+                if self.recorder.sink is not None:
+                    self.recorder.tally.problems.update(self.recorder.sink.flush())
+                    self.recorder.sink.folder = folder / files.tensor_folder.name
                 files.move(folder)
                 self._prepared.add(folder)
 
@@ -350,6 +356,23 @@ class Session:
         )
         for problem, count in tally.problems.items():
             log.error("numprobe: NOT RECORDED: %d entries: %s", count, problem)
+
+
+def _refuse_what_is_not_there(settings: Settings) -> None:
+    for key, value, asked in (
+        ("task", "acc_check", settings.task == "acc_check"),
+        ("format", "parquet", settings.format == "parquet"),
+        ("bench_path", str(settings.bench_path), settings.bench_path is not None),
+    ):
+        if asked:
+            raise NumprobeError(
+                "E-COL-007",
+                "{key}: {value} is not supported yet",
+                key=key,
+                value=value,
+                where=str(settings.config_path or ""),
+                do="leave {key} out",
+            )
 
 
 def _root(model: Models | None) -> nn.Module:

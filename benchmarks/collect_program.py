@@ -1,0 +1,151 @@
+"""The program that ``collect.py`` times: some training steps of a small llama, with one collector or none.
+
+    PYTHON collect_program.py '{"tool": "numprobe", "level": "mix", "task": "statistics", ...}'
+
+Prints one JSON line: seconds of every step, parameters' digest after the last, size of the dump, peak memory.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+import sys
+import tempfile
+import time
+import zlib
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Norm(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6)
+        return (x.float() * scale).to(x.dtype) * self.weight
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.q_proj = nn.Linear(width, width, bias=False)
+        self.k_proj = nn.Linear(width, width, bias=False)
+        self.v_proj = nn.Linear(width, width, bias=False)
+        self.o_proj = nn.Linear(width, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        q, k, v = (
+            proj(x).view(batch, length, self.heads, -1).transpose(1, 2)
+            for proj in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.o_proj(mixed.transpose(1, 2).reshape(batch, length, width))
+
+
+class Layer(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.input_norm, self.mlp_norm = Norm(width), Norm(width)
+        self.attention = Attention(width, heads)
+        self.gate = nn.Linear(width, 2 * width, bias=False)
+        self.up = nn.Linear(width, 2 * width, bias=False)
+        self.down = nn.Linear(2 * width, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.input_norm(x))
+        h = self.mlp_norm(x)
+        return x + self.down(F.silu(self.gate(h)) * self.up(h))
+
+
+class Llama(nn.Module):
+    def __init__(self, width: int, layers: int, vocabulary: int, heads: int = 4) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.layers = nn.ModuleList(Layer(width, heads) for _ in range(layers))
+        self.norm = Norm(width)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.norm(x))
+
+
+class Whole(nn.Module):
+    """The outermost module is not recorded."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.model(ids)
+
+
+def debugger_of(options: dict[str, Any], folder: Path) -> Any:
+    if options["tool"] == "none":
+        return None
+    config = {
+        "task": options["task"],
+        "level": options["level"],
+        "dump_path": str(folder / "dump"),
+        "rank": [],
+        "step": [],
+        options["task"]: {"scope": [], "list": [], "data_mode": ["all"], "summary_mode": options["summary_mode"]},
+        **options.get("extra", {}),
+    }
+    path = folder / "config.json"
+    path.write_text(json.dumps(config))
+    if options["tool"] == "numprobe":
+        from numprobe.pytorch import PrecisionDebugger
+    else:
+        from msprobe.pytorch import PrecisionDebugger
+    return PrecisionDebugger(config_path=str(path))
+
+
+def main() -> None:
+    options = json.loads(sys.argv[1])
+    torch.set_num_threads(options.get("threads", 1))
+    torch.manual_seed(0)
+    scratch = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
+    folder = Path(tempfile.mkdtemp(dir=scratch))
+    debugger = debugger_of(options, folder)
+    vocabulary = 512
+    model = Whole(Llama(options["width"], options["layers"], vocabulary)).to(getattr(torch, options["dtype"]))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    seconds = []
+    for _ in range(options["steps"]):
+        ids = torch.randint(0, vocabulary, (2, options["tokens"] + 1))
+        began = time.perf_counter()
+        if debugger is not None:
+            debugger.start(model=model)
+        logits = model(ids[:, :-1])
+        loss = F.cross_entropy(logits.reshape(-1, vocabulary).float(), ids[:, 1:].reshape(-1))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if debugger is not None:
+            debugger.stop()
+            debugger.step()
+        seconds.append(time.perf_counter() - began)
+    digest = 0
+    for parameter in model.parameters():
+        digest = zlib.crc32(parameter.detach().view(torch.uint8).numpy().tobytes(), digest)
+    size = sum(f.stat().st_size for f in (folder / "dump").rglob("*") if f.is_file())
+    shutil.rmtree(folder)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(json.dumps({"seconds": seconds, "digest": digest, "bytes": size, "peak_kb": peak, "loss": loss.item()}))
+
+
+if __name__ == "__main__":
+    main()
