@@ -13,7 +13,7 @@ class _Thread(threading.local):
     """A thread's own view. ``busy``: inside a recorded API or in the collector itself, so further APIs are swallowed."""
 
     def __init__(self) -> None:
-        self.busy = False
+        self.busy = threading.current_thread().name.startswith("numprobe-")  # the collector's own are never recorded
         self.modules: list[str] = []  # names of the module calls around this point, outermost first
         self.phase = ""  # optimizer | clip_grad, while inside one
 
