@@ -7,6 +7,7 @@ A process that is killed loses what came after its last flush, and nothing else.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -30,7 +31,7 @@ class AppendedObject:
         """Add members (``"key": value`` without a comma); the number of bytes written.
 
         Raises:
-            OSError: the file cannot be written; what it held before stays readable up to there.
+            OSError: the file cannot be written; it holds what it held before.
         """
         lines = list(members)
         if not lines and self._begun:
@@ -38,17 +39,24 @@ class AppendedObject:
         text = b",\n".join(lines)
         if text:
             text = (b",\n" if self.members else b"\n") + text
-        with self.path.open("r+b" if self._begun else "wb") as file:
-            if not self._begun:
-                file.write(self._head)
-                self._end = len(self._head)
-            file.seek(self._end)
-            file.write(text + self._foot)
-            file.truncate()
+        head = b"" if self._begun else self._head
+        try:
+            self._write_at_end(head + text + self._foot)
+        except OSError:
+            with suppress(OSError):  # what broke off in the middle is taken away
+                self._write_at_end(head + self._foot)
+            raise
+        self._end += len(head)
         self._begun = True
         self._end += len(text)
         self.members += len(lines)
         return len(text)
+
+    def _write_at_end(self, text: bytes) -> None:
+        with self.path.open("r+b" if self._begun else "wb") as file:
+            file.seek(self._end)
+            file.write(text)
+            file.truncate()
 
 
 def dump_head(task: str, level: str, tensor_folder: str | None, extra: dict[str, object]) -> bytes:
