@@ -41,7 +41,8 @@ class FunctionHooks:
         self._node_gradients = node_gradients
         self._structure_only = structure_only
         self._masks = ignored_arguments()
-        self._originals: list[tuple[Any, str, Any]] = []
+        self._originals: list[tuple[Any, str, Any, Any]] = []  # owner, attribute, what recorded, what was there before
+        self._wrapped: set[tuple[int, str]] = set()
 
     # --- installing ----------------------------------------------------------------------------------------------
 
@@ -49,7 +50,7 @@ class FunctionHooks:
         """Replace these functions, but for those that are replaced already."""
         for api in apis:
             owner = resolve(api.owner)
-            if not hasattr(getattr(owner, api.attribute), "__numprobe_original__"):
+            if (id(owner), api.attribute) not in self._wrapped:
                 self.wrap(owner, api.attribute, api.prefix, after)
 
     def wrap(self, owner: Any, attribute: str, prefix: str, after: AfterCall | None = None) -> None:
@@ -67,13 +68,15 @@ class FunctionHooks:
         elif isinstance(owner, ModuleType):
             call.__module__, call.__qualname__ = owner.__name__, attribute
         setattr(owner, attribute, call)
-        self._originals.append((owner, attribute, own))
+        self._originals.append((owner, attribute, call, own))
+        self._wrapped.add((id(owner), attribute))
 
     def unwrap(self, owner: Any, attribute: str) -> bool:
         """Put one function back; False where it was not replaced."""
-        for i, (at, name, original) in enumerate(self._originals):
+        for i, (at, name, call, own) in enumerate(self._originals):
             if at is owner and name == attribute:
-                _put_back(at, name, original)
+                _put_back(at, name, call, own)
+                self._wrapped.discard((id(owner), attribute))
                 del self._originals[i]
                 return True
         return False
@@ -82,6 +85,7 @@ class FunctionHooks:
         """Put everything back, latest first."""
         while self._originals:
             _put_back(*self._originals.pop())
+        self._wrapped.clear()
 
     # --- a call --------------------------------------------------------------------------------------------------
 
@@ -215,8 +219,16 @@ def _without(
 _INHERITED = object()
 
 
-def _put_back(owner: Any, attribute: str, original: Any) -> None:
-    if original is _INHERITED:
+def _put_back(owner: Any, attribute: str, call: Any, own: Any) -> None:
+    """Undo one replacement. Where somebody has replaced the function again since, another collector or the program, theirs
+    stays, and calls what is beneath through ours, which records no more."""
+    now = vars(owner).get(attribute) if hasattr(owner, "__dict__") else getattr(owner, attribute)
+    if now is not call:
+        call.__numprobe_beneath__ = own
+        return
+    while hasattr(own, "__numprobe_beneath__"):  # of a collector that was closed meanwhile
+        own = own.__numprobe_beneath__
+    if own is _INHERITED:
         delattr(owner, attribute)
     else:
-        setattr(owner, attribute, original)
+        setattr(owner, attribute, own)
