@@ -11,6 +11,7 @@ import torch
 
 from numprobe.collect.pytorch.apis import Api, Mask, ignored_arguments, resolve
 from numprobe.collect.pytorch.backward import BackwardRecord, Given, Wanted
+from numprobe.collect.pytorch.patches import INHERITED, put_back
 from numprobe.collect.pytorch.recorder import Entry, Recorder
 from numprobe.collect.pytorch.scope import Scope
 
@@ -60,7 +61,7 @@ class FunctionHooks:
             AttributeError: there is none.
         """
         original = getattr(owner, attribute)
-        own = vars(owner).get(attribute, _INHERITED) if hasattr(owner, "__dict__") else original
+        own = vars(owner).get(attribute, INHERITED) if hasattr(owner, "__dict__") else original
         call = self._recording(original, prefix, attribute.rpartition(".")[2], after)
         # under the name where it stands, so that a model that holds it can be pickled
         if isinstance(owner, type):
@@ -75,7 +76,7 @@ class FunctionHooks:
         """Put one function back; False where it was not replaced."""
         for i, (at, name, call, own) in enumerate(self._originals):
             if at is owner and name == attribute:
-                _put_back(at, name, call, own)
+                put_back(at, name, call, own)
                 self._wrapped.discard((id(owner), attribute))
                 del self._originals[i]
                 return True
@@ -84,7 +85,7 @@ class FunctionHooks:
     def restore(self) -> None:
         """Put everything back, latest first."""
         while self._originals:
-            _put_back(*self._originals.pop())
+            put_back(*self._originals.pop())
         self._wrapped.clear()
 
     # --- a call --------------------------------------------------------------------------------------------------
@@ -214,21 +215,3 @@ def _without(
         [None if i in hidden else value for i, value in enumerate(args)],
         {key: None if key in hidden else value for key, value in kwargs.items()},
     )
-
-
-_INHERITED = object()
-
-
-def _put_back(owner: Any, attribute: str, call: Any, own: Any) -> None:
-    """Undo one replacement. Where somebody has replaced the function again since, another collector or the program, theirs
-    stays, and calls what is beneath through ours, which records no more."""
-    now = vars(owner).get(attribute) if hasattr(owner, "__dict__") else getattr(owner, attribute)
-    if now is not call:
-        call.__numprobe_beneath__ = own
-        return
-    while hasattr(own, "__numprobe_beneath__"):  # of a collector that was closed meanwhile
-        own = own.__numprobe_beneath__
-    if own is _INHERITED:
-        delattr(owner, attribute)
-    else:
-        setattr(owner, attribute, own)
