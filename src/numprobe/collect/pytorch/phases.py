@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from numprobe.collect.pytorch.patches import put_back
 from numprobe.collect.pytorch.scope import Scope
 
 OPTIMIZER, CLIP = "optimizer", "clip_grad"
@@ -21,7 +22,7 @@ class Phases:
     def __init__(self, scope: Scope, begun: Callable[[str], None]) -> None:
         self._scope, self._begun = scope, begun
         self._handles: list[Any] = []
-        self._clipping: list[tuple[str, Any]] = []
+        self._clipping: list[tuple[str, Any, Any]] = []  # name, what marks the phase, what was there before
 
     def install(self) -> None:
         if self._handles:
@@ -37,8 +38,9 @@ class Phases:
         for name in _CLIPPING:
             original = getattr(torch.nn.utils, name, None)
             if original is not None:
-                self._clipping.append((name, original))
-                setattr(torch.nn.utils, name, self._in_phase(original))
+                clip = self._in_phase(original)
+                self._clipping.append((name, clip, original))
+                setattr(torch.nn.utils, name, clip)
 
     def _enter(self, phase: str) -> None:
         if self._scope.on and not self._scope.thread.busy:
@@ -60,6 +62,6 @@ class Phases:
     def restore(self) -> None:
         for handle in self._handles:
             handle.remove()
-        for name, original in self._clipping:
-            setattr(torch.nn.utils, name, original)
+        for name, clip, original in self._clipping:
+            put_back(torch.nn.utils, name, clip, original)
         self._handles, self._clipping = [], []
