@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from numprobe.collect.pytorch.functions import Later
+from numprobe.collect.pytorch.patches import put_back
 
 
 def current_rank() -> int | None:
@@ -27,6 +28,7 @@ class Waits:
         self._busy = busy
         self._pending: dict[int, tuple[Any, Later, list[Any]]] = {}  # by the address of the last handle, kept with it
         self._original: Any = None
+        self._wait: Any = None
 
     def after_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         values = [*args, *kwargs.values()]
@@ -55,13 +57,13 @@ class Waits:
                     found[1].arrived(found[2])
             return done
 
-        Work.wait = wait  # type: ignore[method-assign, assignment]
+        self._wait = Work.wait = wait  # type: ignore[method-assign, assignment]
 
     def restore(self) -> None:
         if self._original is not None:
             from torch.distributed import Work
 
-            Work.wait = self._original  # type: ignore[method-assign]
+            put_back(Work, "wait", self._wait, self._original)
             self._original = None
         self._pending.clear()
 
