@@ -7,13 +7,17 @@ BIN := $(VENV)/bin
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --disable-pip-version-check -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.ready  # with what the tests need, PyTorch among it
 	$(BIN)/pip install -q --disable-pip-version-check -e '.[dev]'
 	@touch $@
 
 demo: $(VENV)/.ready  ## NaN on 512 simulated ranks, from the dump to the root cause
 	@code=0; $(BIN)/numprobe demo nan || code=$$?; test $$code -le 1
 
-lint: $(VENV)/.ready  ## ruff, mypy --strict, import-linter
+lint: $(VENV)/.dev  ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -25,14 +29,15 @@ test: lint  ## lint, types, layers, then pytest with coverage
 score: $(VENV)/.ready  ## how often the NaN skill is right, on simulated dumps with known truth
 	$(BIN)/python benchmarks/score.py
 
-bench: $(VENV)/.ready  ## speed and memory, as ratios of one run
+bench: $(VENV)/.dev  ## speed and memory, as ratios of one run
 	$(BIN)/python benchmarks/nan.py
 	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/collect.py
 
-interop: $(VENV)/.ready  ## the tests on files that msProbe itself wrote
-	$(BIN)/pytest tests/formats tests/gloo tests/diagnose -k "interop or gloo"
+interop: $(VENV)/.dev  ## the tests on files that msProbe itself wrote
+	$(BIN)/pytest tests/formats tests/gloo tests/diagnose tests/collect -k "interop or gloo"
 
-docs: $(VENV)/.ready  ## every command of the documents runs, every link leads somewhere
+docs: $(VENV)/.dev  ## every command of the documents runs, every link leads somewhere
 	$(BIN)/pytest tests/docs
 
 clean:
