@@ -27,7 +27,7 @@ def four_reductions(tensor: torch.Tensor) -> tuple[float, ...]:
 
 def best_of_both(one: Callable[[], object], other: Callable[[], object]) -> tuple[float, float]:
     """Microseconds a call of each, the least of turns of about a millisecond."""
-    number = max(1, int(1e-3 / max(timeit.timeit(one, number=3) / 3, 1e-6)))
+    number = max(1, int(1e-3 / min(timeit.repeat(one, number=1, repeat=20))))
     best = [float("inf"), float("inf")]
     until = time.perf_counter() + 2 * SECONDS
     while time.perf_counter() < until:

@@ -48,7 +48,7 @@ def assert_figures(tensor: torch.Tensor, record: dict[str, object], places: floa
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("count", [1, 7, 4095, 4096, 4097, 40_001, 131_072, 131_073, 300_001, 600_000])
+@pytest.mark.parametrize("count", [1, 7, 4095, 4096, 4097, 40_001, 131_072, 131_073, 300_001, 600_000, 1_100_001])
 def test_every_size(dtype: torch.dtype, count: int) -> None:
     values = torch.randn(count, generator=torch.Generator().manual_seed(count), dtype=torch.float64)
     assert_figures(values.to(dtype), figures(values.to(dtype)))
@@ -99,7 +99,7 @@ def test_special_values(dtype: torch.dtype, values: list[float], repeats: int) -
     assert "nan" not in figures(tensor, counts=False)
 
 
-@pytest.mark.parametrize("count", [3, 70_000, 300_000])
+@pytest.mark.parametrize("count", [3, 70_000, 300_000, 600_000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_single_nan_is_seen_wherever_it_is(dtype: torch.dtype, count: int) -> None:
     for place in (0, count // 2, count - 1):

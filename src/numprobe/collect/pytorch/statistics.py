@@ -49,15 +49,14 @@ MODES = ("statistics", "md5", "xor", "hash")
 
 _aminmax, _min, _max, _sum = VARIABLE.aminmax, VARIABLE.min, VARIABLE.max, VARIABLE.sum
 _vector_norm = LINALG.linalg_vector_norm
-_numpy, _item, _split = BASE.numpy, BASE.item, BASE.split
+_numpy, _item, _split, _float = BASE.numpy, BASE.item, BASE.split, BASE.float
 _dot = np.dot
 _highest, _lowest = np.maximum.reduce, np.minimum.reduce  # NaN wins in both
 
 _ROW = 2048  # elements of a BLAS dot product, far below the 10,000 from which OpenBLAS starts threads of its own
 _TORCH_ROW = 512  # elements of a row of torch's reductions, which add 8 lanes one after another
-_SMALL = 1 << 17  # up to here one thread of numpy is faster than waking torch's
+_SMALL = 1 << 18  # up to here one thread of numpy is faster than waking torch's
 _PART = 1 << 19  # elements converted to float32 at a time: 2 MB stay in cache and are recycled by malloc
-_SMALL_PART = 1 << 15  # the same where one thread works; torch takes several threads from here
 _ONES = {np.dtype(kind): np.ones(_ROW, kind) for kind in (np.float32, np.float64)}
 # Magnitudes whose squares neither overflow nor lose digits when a row of them is added in that format.
 _SQUARES_FIT = {np.dtype(np.float32): (1e-12, 1e17), np.dtype(np.float64): (1e-140, 1e150)}
@@ -310,7 +309,7 @@ def _record_on_host(tensor: Tensor, counts: bool) -> Record:
     count = numel(tensor)
     if 0 < count <= _SMALL and tensor.ndim:
         dtype = tensor.dtype
-        values = to(tensor, torch.float32) if count <= _SMALL_PART and dtype in _HALVES else tensor
+        values = _float(tensor) if dtype in _HALVES else tensor
         if values is not tensor or dtype is torch.float32:
             array = _numpy(values)
             found = _small(array if array.ndim == 1 else array.ravel("K"))
@@ -490,13 +489,11 @@ def _as_float32(tensor: Tensor) -> Iterator[Tensor]:
     """A narrower float tensor as float32, in parts that stay in the cache."""
     if tensor.dtype == FLOAT4:
         tensor = decoded_float4(tensor)
-    count = numel(tensor)
-    size = _SMALL_PART if count <= _SMALL else _PART
-    if count <= size:
-        yield to(tensor, torch.float32)
+    if numel(tensor) <= _PART:
+        yield _float(tensor)
     else:
-        for part in _split(flat(tensor), size):
-            yield to(part, torch.float32)
+        for part in _split(flat(tensor), _PART):
+            yield _float(part)
 
 
 def _magnitudes(tensor: Tensor) -> Tensor:
