@@ -264,12 +264,13 @@ class Recorder:
         return number
 
     def _same_elements(self, tensor: torch.Tensor) -> Hashable:
-        """Equal for tensors that are the same memory; for figures that mind no order, also for its reshaped views."""
+        """Equal for tensors that are the same elements: reshaped views too, and permuted ones if the order does not matter."""
         kind = type(tensor)
-        plain = self._any_order and (kind is torch.Tensor or kind is torch.nn.Parameter)
-        with suppress(RuntimeError):  # sparse layouts, and tensors of torch.func without memory of their own
-            if plain and (tensor.is_contiguous() or _fills_its_memory(tensor)) and (address := tensor.data_ptr()):
-                return address, tensor.numel(), tensor.dtype
+        if self._slice is None and (kind is torch.Tensor or kind is torch.nn.Parameter):
+            with suppress(RuntimeError):  # sparse layouts, and tensors of torch.func without memory of their own
+                same = tensor.is_contiguous() or (self._any_order and _fills_its_memory(tensor))
+                if same and (address := tensor.data_ptr()):
+                    return address, tensor.numel(), tensor.dtype
         return id(tensor)
 
     def ran(self, node: int = 0) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -56,7 +57,7 @@ class Session:
             slices=self._sliced if settings.slice or settings.request_id else None,
             saves=self._filter.tensors if settings.task == "tensor" or settings.tensor_list else None,
             stacks=settings.extra_info and settings.level != "debug",
-            any_order=settings.summary_mode == "statistics" and not settings.slice and not settings.request_id,
+            any_order=settings.summary_mode == "statistics",
             tree=settings.level in ("L0", "mix"),
             batches=not settings.async_dump,
             marks_nonfinite=settings.task == "nan_check",
@@ -85,6 +86,7 @@ class Session:
         self._prepared: set[Path] = set()
         self._ended = False
         self._told_rank = False
+        self._loaded = (0, 0)  # modules and operator libraries when functions were last looked for
         self._tokens: _Tokens | None = None
         self._single: ModuleHooks | None = None
         self._loader = InputLoader(settings.load, lambda: (self.step_number, self._rank)) if settings.load else None
@@ -144,7 +146,8 @@ class Session:
         self.open_step()
         if self._wants_modules and model is not None:
             self._modules.hook(model if isinstance(model, nn.Module) else list(model))
-        if self._wants_apis:
+        if self._wants_apis and (loaded := (len(sys.modules), len(torch.ops.loaded_libraries))) != self._loaded:
+            self._loaded = loaded  # looking for functions takes as long as a small step
             self._install_apis()
             self._install_operators()
         if settings.level == "mix":
@@ -196,6 +199,7 @@ class Session:
     def rest(self) -> None:
         """Take every hook, wrapper and patch away until the next start."""
         self.scope.on = False
+        self._loaded = (0, 0)
         self._modules.restore()
         self._phases.restore()
         self._waits.restore()
