@@ -265,6 +265,8 @@ class Recorder:
 
     def _same_elements(self, tensor: torch.Tensor) -> Hashable:
         """Equal for tensors that are the same elements: reshaped views too, and permuted ones if the order does not matter."""
+        if tensor.is_conj() or tensor.is_neg():  # another reading of the same memory
+            return id(tensor)
         kind = type(tensor)
         if self._slice is None and (kind is torch.Tensor or kind is torch.nn.Parameter):
             with suppress(RuntimeError):  # sparse layouts, and tensors of torch.func without memory of their own
