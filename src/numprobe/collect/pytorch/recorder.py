@@ -123,6 +123,7 @@ class Recorder:
         self._rows: dict[int, Entry] = {}  # by id, in file order
         self._late: list[Entry] = []
         self._begun: dict[int, Callable[[], None]] = {}  # how to end backward passes that may never reach all inputs
+        self._will_end = False  # is told when the backward pass is over
         self._waiting: list[tuple[TensorRecord, int]] = []
         self._any_order = any_order
         # the tensor (which keeps its memory from being used again), its version, the number of its figures
@@ -170,11 +171,19 @@ class Recorder:
         self._late.append(entry)
 
     def begun(self, key: int, finish: Callable[[], None]) -> None:
-        """A backward pass has entered a call; ``finish`` ends its entry if the step ends before all its inputs are reached."""
+        """A backward pass has entered a call; ``finish`` ends its entry when the pass is over without reaching all its inputs."""
         self._begun[key] = finish
+        if not self._will_end:  # called within the pass, which is when the engine takes callbacks
+            self._will_end = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._pass_ended)  # type: ignore[attr-defined]
 
     def ended(self, key: int) -> None:
         self._begun.pop(key, None)
+
+    def _pass_ended(self) -> None:
+        self._will_end = False
+        for finish in list(self._begun.values()):
+            finish()
 
     def _settle(self) -> None:
         for entry in self._late:
@@ -370,6 +379,7 @@ class Recorder:
             self._rows.clear()
             self._late.clear()
             self._begun.clear()
+            self._will_end = False  # after an exception in the pass nothing was told
             self._parents.clear()
             self._stack_of.clear()
             self.files = None
