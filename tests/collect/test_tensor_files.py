@@ -90,8 +90,9 @@ def test_names_that_would_leave_the_folder(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["inner"]
 
 
-def test_writer_writes_what_was_put(tmp_path: Path) -> None:
-    writer = TensorWriter(tmp_path / "data", queued_bytes=1 << 16)
+@pytest.mark.parametrize("background", [False, True])
+def test_writer_writes_what_was_put(tmp_path: Path, background: bool) -> None:
+    writer = TensorWriter(tmp_path / "data", background=background, queued_bytes=1 << 16)
     wanted = {}
     for i in range(50):
         tensor = torch.full((1000,), float(i))
@@ -108,7 +109,7 @@ def test_writer_writes_what_was_put(tmp_path: Path) -> None:
 
 def test_the_thread_ends_when_idle_and_begins_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensor_files, "IDLE_SECONDS", 0.01)
-    writer = TensorWriter(tmp_path)
+    writer = TensorWriter(tmp_path, background=True)
     for i in range(3):
         writer.put(torch.ones(2), f"{i}.pt")
         assert writer.flush() == []
@@ -119,9 +120,10 @@ def test_the_thread_ends_when_idle_and_begins_again(tmp_path: Path, monkeypatch:
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+@pytest.mark.parametrize("background", [False, True])
+def test_a_folder_that_cannot_be_made(tmp_path: Path, background: bool) -> None:
     (tmp_path / "file").write_text("in the way")
-    writer = TensorWriter(tmp_path / "file" / "data")
+    writer = TensorWriter(tmp_path / "file" / "data", background=background)
     for i in range(tensor_files.PROBLEMS + 20):
         writer.put(torch.ones(2), f"{i}.pt")
     problems = writer.flush()

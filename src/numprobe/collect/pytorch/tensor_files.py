@@ -1,4 +1,4 @@
-"""Tensors in files: one ``.pt`` a tensor as the reference writes them, or safetensors files of many; written by a thread.
+"""Tensors in files: one ``.pt`` a tensor as the reference writes them, or safetensors files of many.
 
 What is written is a copy in host memory, made when the tensor is handed over: the program's storage is neither kept nor
 aliased nor resized. Errors are reported by :meth:`TensorWriter.flush`, never raised into the training.
@@ -142,13 +142,22 @@ def _atomically(path: Path, write: Callable[[Any], None]) -> int:
 
 
 class TensorWriter:
-    """Writes tensors of one folder in a thread. ``tensor_format``: ``pt``, or ``safetensors`` with ``index.jsonl`` beside.
+    """Writes tensors of one folder. ``tensor_format``: ``pt``, or ``safetensors`` with ``index.jsonl`` beside.
 
+    ``background``: write in a thread. By default only safetensors, whose writing is a few long system calls; torch.save is
+    Python for the most part, and two threads that pass the interpreter's lock to and fro take twice the time of one.
     Each line of the index is ``{"file": NAME, "tensors": [NAMES]}``. ``files`` and ``bytes`` count what has been written.
     A reader needs neither torch nor this class. Not to be used by a forked child.
     """
 
-    def __init__(self, folder: Path, tensor_format: str = "pt", *, queued_bytes: int = QUEUED_BYTES) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        tensor_format: str = "pt",
+        *,
+        background: bool | None = None,
+        queued_bytes: int = QUEUED_BYTES,
+    ) -> None:
         if tensor_format not in FORMATS:
             raise ValueError(f"tensor format {tensor_format!r}: expected one of {', '.join(FORMATS)}")
         self.folder = Path(folder)
@@ -156,10 +165,12 @@ class TensorWriter:
         self.bytes = 0
         self.dropped = 0  # tensors that could not be written
         self._format = tensor_format
+        self._background = tensor_format == "safetensors" if background is None else background
         self._limit = queued_bytes
         self._queue: deque[tuple[str, Tensor]] = deque()
         self._queued = 0  # bytes, those being written included
         self._batch: dict[str, Tensor] = {}
+        self._batch_bytes = 0
         self._problems: list[str] = []
         self._more = 0  # problems beyond those told in words
         self._thread: threading.Thread | None = None
@@ -170,7 +181,7 @@ class TensorWriter:
     def put(self, tensor: Tensor, name: str) -> str | None:
         """Take a copy of the tensor, to be written under ``name``; the file's name, or None where nothing will be written.
 
-        Waits while more than ``queued_bytes`` wait for the disk. Never raises.
+        In the background, waits while more than ``queued_bytes`` wait for the disk. Never raises.
         """
         try:
             safe = file_name(name)
@@ -180,6 +191,9 @@ class TensorWriter:
             return None
         if copy is None:
             return None
+        if not self._background:
+            self._attempt(safe, copy)
+            return safe
         size = numel(copy) * element_size(copy)
         with self._state:
             while self._queued and self._queued + size > self._limit:
@@ -197,7 +211,7 @@ class TensorWriter:
             while self._queue or self._queued:
                 self._run()
                 self._state.wait(1.0)
-            batch, self._batch = self._batch, {}
+            batch, self._batch, self._batch_bytes = self._batch, {}, 0
         if batch:
             self._write_batch(batch)
         with self._state:
@@ -219,15 +233,17 @@ class TensorWriter:
                     self._thread = None
                     return
                 name, tensor = self._queue.popleft()
-            try:
-                self._write(name, tensor)
-            except Exception as error:
-                self._problem(name, error)
-            finally:
-                with self._state:
-                    self._queued -= numel(tensor) * element_size(tensor)
-                    self._state.notify_all()
-                del tensor
+            self._attempt(name, tensor)
+            with self._state:
+                self._queued -= numel(tensor) * element_size(tensor)
+                self._state.notify_all()
+            del tensor
+
+    def _attempt(self, name: str, tensor: Tensor) -> None:
+        try:
+            self._write(name, tensor)
+        except Exception as error:
+            self._problem(name, error)
 
     def _write(self, name: str, tensor: Tensor) -> None:
         if not self._made_folder:
@@ -237,8 +253,9 @@ class TensorWriter:
             self._count(_write_pt(tensor, self.folder / name))
             return
         self._batch[name.removesuffix(".pt")] = tensor
-        if sum(numel(t) * element_size(t) for t in self._batch.values()) >= BATCH_BYTES:
-            batch, self._batch = self._batch, {}
+        self._batch_bytes += numel(tensor) * element_size(tensor)
+        if self._batch_bytes >= BATCH_BYTES:
+            batch, self._batch, self._batch_bytes = self._batch, {}, 0
             self._write_batch(batch)
 
     def _write_batch(self, batch: dict[str, Tensor]) -> None:
