@@ -34,13 +34,11 @@ class FunctionHooks:
         backward: bool,
         wanted: Wanted,
         node_gradients: bool,
-        structure_only: bool,
     ) -> None:
         self._recorder, self._scope = recorder, scope
         self._keeps = keeps
         self._forward, self._backward, self._wanted = forward, backward, wanted
         self._node_gradients = node_gradients
-        self._structure_only = structure_only
         self._masks = ignored_arguments()
         self._originals: list[tuple[Any, str, Any, Any]] = []  # owner, attribute, what recorded, what was there before
         self._wrapped: set[tuple[int, str]] = set()
@@ -137,8 +135,6 @@ class FunctionHooks:
             return None
         if recorder.stacks is not None:
             recorder.called_from(name, 3)
-        if self._structure_only:
-            return None
         call = _Call(Entry(name, open=True), hidden, parent)
         if self._forward:
             if self._wanted.input:

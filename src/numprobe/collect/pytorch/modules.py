@@ -61,13 +61,12 @@ class ModuleHooks:
         forward: bool,
         backward: bool,
         wanted: Wanted,
-        structure_only: bool,
         with_apis: bool,
     ) -> None:
         self._recorder, self._scope = recorder, scope
         self._keeps, self._enters, self._leaves = keeps, enters, leaves
         self._forward, self._backward, self._wanted = forward, backward, wanted
-        self._structure_only, self._with_apis = structure_only, with_apis
+        self._with_apis = with_apis
         self._handles: list[Any] = []
         self._hooked: dict[int, nn.Module] = {}
         self._calls: dict[int, list[_Call]] = {}  # by module, the innermost call last: a module may call itself
@@ -133,8 +132,6 @@ class ModuleHooks:
             return
         if recorder.stacks is not None:
             recorder.called_from(name, 2)
-        if self._structure_only:
-            return
         call.entry = Entry(name)
         if self._forward and self._wanted.input:
             call.entry.body["input_args"] = recorder.values(call.entry, "input", args)
@@ -197,7 +194,7 @@ class ModuleHooks:
         recorder, scope = self._recorder, self._scope
 
         def accumulated(parameter: torch.Tensor) -> None:
-            if not scope.on or recorder.files is None or self._structure_only:
+            if not scope.on or recorder.files is None:
                 return
             counter = f"{base}.parameters_grad"
             entry = current[0]

@@ -175,7 +175,7 @@ class Recorder:
         self._begun[key] = finish
         if not self._will_end:  # called within the pass, which is when the engine takes callbacks
             self._will_end = True
-            torch.autograd.Variable._execution_engine.queue_callback(self._pass_ended)  # type: ignore[attr-defined]
+            torch.autograd.Variable._execution_engine.queue_callback(self._pass_ended)
 
     def ended(self, key: int) -> None:
         self._begun.pop(key, None)

@@ -46,7 +46,7 @@ class Session:
             log.warning("numprobe: %s", warning)
         self._filter = NameFilter(settings)
         self._rules = settings.slice
-        structure = settings.task == "structure"
+        structure = settings.task == "structure"  # names and parents, no bodies
         figures = (
             None
             if structure
@@ -66,17 +66,19 @@ class Session:
         self._wants_apis = settings.level in ("L1", "mix")
         self._wants_modules = settings.level in ("L0", "mix")
         self._wanted = Wanted(
-            "input" in settings.data_mode, "output" in settings.data_mode, self._keeps_backward, not settings.compat
+            "input" in settings.data_mode and not structure,
+            "output" in settings.data_mode and not structure,
+            self._keeps_backward if not structure else lambda name: False,
+            not settings.compat,
         )
         self._functions = FunctionHooks(
             self.recorder,
             self.scope,
             keeps=self._filter.api,
-            forward="forward" in settings.data_mode,
+            forward="forward" in settings.data_mode and not structure,
             backward="backward" in settings.data_mode,
             wanted=self._wanted,
             node_gradients=settings.compat,
-            structure_only=structure,
         )
         self._modules = self._module_hooks(self.scope)
         self._phases = Phases(self.scope, lambda name: self.recorder.parent(name, None))
@@ -238,10 +240,9 @@ class Session:
             keeps=self._filter.module,
             enters=self._filter.enter_module,
             leaves=self._filter.leave_module,
-            forward="forward" in self.settings.data_mode,
+            forward="forward" in self.settings.data_mode and self.settings.task != "structure",
             backward="backward" in self.settings.data_mode,
             wanted=self._wanted,
-            structure_only=self.settings.task == "structure",
             with_apis=self._wants_apis,
         )
 
