@@ -137,7 +137,7 @@ class BackwardRecord:
         def fired(_: Gradients, gradients: Gradients) -> None:
             if self._begins() and self._first_at(places[0][0]):
                 with self._scope.quiet():
-                    self._recorder.ran(node)
+                    self._recorder.passes(node)
                     if placed:
                         self._recorder.place(self._entry)
                     if self._ways is not None and not self._ways.complete:

@@ -116,7 +116,7 @@ class FunctionHooks:
                     call.entry.open = False
                 raise
             if call is not None:
-                self._recorder.ran()
+                self._recorder.ends(has_run=True)
                 self._end(call, after(args, kwargs, output), output)
             return output
         finally:
@@ -135,6 +135,7 @@ class FunctionHooks:
             return None
         if recorder.stacks is not None:
             recorder.called_from(name, 3)
+        recorder.begins()
         call = _Call(Entry(name, open=True), hidden, parent)
         if self._forward:
             if self._wanted.input:

@@ -61,12 +61,10 @@ class ModuleHooks:
         forward: bool,
         backward: bool,
         wanted: Wanted,
-        with_apis: bool,
     ) -> None:
         self._recorder, self._scope = recorder, scope
         self._keeps, self._enters, self._leaves = keeps, enters, leaves
         self._forward, self._backward, self._wanted = forward, backward, wanted
-        self._with_apis = with_apis
         self._handles: list[Any] = []
         self._hooked: dict[int, nn.Module] = {}
         self._calls: dict[int, list[_Call]] = {}  # by module, the innermost call last: a module may call itself
@@ -132,6 +130,7 @@ class ModuleHooks:
             return
         if recorder.stacks is not None:
             recorder.called_from(name, 2)
+        recorder.begins()
         call.entry = Entry(name)
         if self._forward and self._wanted.input:
             call.entry.body["input_args"] = recorder.values(call.entry, "input", args)
@@ -161,15 +160,14 @@ class ModuleHooks:
         while modules and modules.pop() != name:  # those inside were left by an exception
             pass
         entry = call.entry
-        if not self._with_apis:
-            recorder.ran()
         if entry is not None and recorder.files is not None:
             raised = sys.exc_info()[1]
             failed = raised is not None and raised is not call.error
+            recorder.ends(has_run=False)
             if self._forward and self._wanted.output:
                 entry.body["output"] = recorder.values(entry, "output", [None] if failed else as_list(output))
                 own = dict(module.named_parameters(recurse=False))
-                entry.body["parameters"] = recorder.named(entry, "parameters", own)
+                entry.body["parameters"] = recorder.parameters(entry, own)
             if self._forward:
                 recorder.place(entry)
             if call.given is not None and not failed:

@@ -129,7 +129,8 @@ class Recorder:
         # the tensor (which keeps its memory from being used again), its version, the number of its figures
         self._now: dict[Hashable, tuple[torch.Tensor, int, int]] = {}
         self._before: dict[Hashable, tuple[torch.Tensor, int, int]] = {}
-        self._node = 0  # of the backward pass, where the last record was made; 0 in a forward pass
+        self._ended = self._trusting = False
+        self._node = 0  # where a backward pass was last
         self._tree = tree
         self._batches, self._marks_nonfinite, self._keeps_until_crash = batches, marks_nonfinite, keeps_until_crash
         self.crashed = False
@@ -255,21 +256,22 @@ class Recorder:
     def _figures_of(self, tensor: torch.Tensor, sliced: torch.Tensor) -> int:
         """The number of the tensor's figures: its own, or those of a moment ago.
 
-        A tensor is usually recorded several times in a row: as output of a call, of the module around it, and as input of what
-        follows. Nothing has run in between, so its figures are computed once. They are not kept longer than that: what changes
-        a tensor behind the program's back (a kernel that writes where it should not, a buffer that communication reuses) has
-        to show. Parameters, and gradients on their way, are believed over one call.
+        What goes into a module mostly goes into the first call inside as well, what the last call gives the module gives too,
+        and a gradient leaves one node to enter the next: it is looked at once. Not across calls: what changes a tensor behind
+        the back of its version counter (``.data``, a kernel that writes where it should not, a buffer that communication
+        uses again) has to show at the next call.
         """
         assert self._figures is not None
-        version = 0 if tensor.is_inference() else tensor._version
+        if tensor.is_inference():  # nothing tells whether it has changed
+            return self._figures.add(sliced)
         key = self._same_elements(tensor)
         known = self._now.get(key)
-        if known is None and (self._node or isinstance(tensor, torch.nn.Parameter)):
+        if known is None and self._trusting:
             known = self._before.get(key)
-        if known is not None and known[1] == version:
+        if known is not None and known[1] == tensor._version:
             return known[2]
         number = self._figures.add(sliced)
-        self._now[key] = tensor, version, number
+        self._now[key] = tensor, tensor._version, number
         return number
 
     def _same_elements(self, tensor: torch.Tensor) -> Hashable:
@@ -284,11 +286,34 @@ class Recorder:
                     return address, tensor.numel(), tensor.dtype
         return id(tensor)
 
-    def ran(self, node: int = 0) -> None:
-        """Something has been computed since the last record: a call, or in a backward pass the node of this address."""
-        if not node or node != self._node:  # several calls may have their outputs at one node
-            self._before, self._now = self._now, {}
+    def begins(self) -> None:
+        """A call begins. After another one has ended, the program may have done anything."""
+        if self._ended:
+            self._turn()
+        self._ended = self._trusting = False
+
+    def ends(self, *, has_run: bool) -> None:
+        """A call ends; ``has_run``: it computes by itself, or nothing inside it was recorded."""
+        if has_run or not self._ended:
+            self._turn()
+        self._ended, self._trusting = True, False
+
+    def passes(self, node: int) -> None:
+        """A backward pass leaves the node of this address, at which several calls may have their outputs."""
+        if node != self._node:
+            self._turn()
             self._node = node
+        self._ended = self._trusting = True
+
+    def parameters(self, entry: Entry, parameters: dict[str, Any]) -> dict[str, Any]:
+        """Records of a module's parameters: those that the call inside has just read are known."""
+        self._trusting = True
+        records = self.named(entry, "parameters", parameters)
+        self._trusting = False
+        return records
+
+    def _turn(self) -> None:
+        self._before, self._now = self._now, {}
 
     # --- writing -------------------------------------------------------------------------------------------------
 
@@ -347,6 +372,9 @@ class Recorder:
             return
         resolved = [{k: figure(v) for k, v in figures.items()} for figures in self._figures.resolve()]  # type: ignore[arg-type]
         for record, number in self._waiting:
+            if "Max" not in resolved[number]:  # a digest alone
+                for key in ("Max", "Min", "Mean", "Norm"):
+                    del record[key]
             record.update(resolved[number])
         self._waiting.clear()
         self._now.clear()

@@ -243,7 +243,6 @@ class Session:
             forward="forward" in self.settings.data_mode and self.settings.task != "structure",
             backward="backward" in self.settings.data_mode,
             wanted=self._wanted,
-            with_apis=self._wants_apis,
         )
 
     def wrap(self, module: Any, api: str, prefix: str) -> None:
