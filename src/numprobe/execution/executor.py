@@ -10,9 +10,14 @@ import gc
 import multiprocessing
 import os
 import signal
+import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
+from types import ModuleType
 from typing import Protocol, TypeVar
 
 from numprobe.execution.memory import keep_freed_memory
@@ -35,7 +40,7 @@ def inline(task: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[tu
 
 
 def process_pool(jobs: int) -> Executor:
-    """``jobs`` worker processes. ``task`` has to be a module-level function, items and results picklable."""
+    """``jobs`` worker processes. ``task`` is a function of a module other than the main script; items and results picklable."""
 
     def run(task: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[tuple[int, Result]]:
         # A forked child hangs once polars has run in the parent: workers come from a server that imported the task only.
@@ -43,17 +48,17 @@ def process_pool(jobs: int) -> Executor:
         context = multiprocessing.get_context(method)
         if method == "forkserver":
             context.set_forkserver_preload([task.__module__])
+        others = set(multiprocessing.active_children())
         pool = ProcessPoolExecutor(min(jobs, len(items)) or 1, mp_context=context, initializer=_begin_worker)
         try:
-            futures = {pool.submit(task, item): i for i, item in enumerate(items)}
+            with _main_unseen():  # the pool starts its workers while it is given work
+                futures = {pool.submit(task, item): i for i, item in enumerate(items)}
+            workers = [p for p in multiprocessing.active_children() if p not in others]
             for future in as_completed(futures):
                 yield futures.pop(future), future.result()  # popped: results are not kept until the last one
         except BrokenProcessPool:
-            raise NumprobeError(
-                "E-EXE-001",
-                "a worker process died, perhaps for want of memory",
-                do="run again with fewer --jobs; --jobs 1 works in one process",
-            ) from None
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise _worker_died(workers) from None
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
@@ -72,7 +77,55 @@ def choose(jobs: int | None, items: int, size: int) -> Executor:
     return process_pool(wanted)
 
 
+@contextmanager
+def _main_unseen() -> Iterator[None]:
+    """Inside, new processes find no main script to import.
+
+    They would run it again: without ``if __name__ == "__main__"`` it would start workers of its own, and one that came from
+    stdin or a notebook is no file. Nothing of it is needed there.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+def _worker_died(workers: Sequence[BaseProcess]) -> NumprobeError:
+    """E-EXE-001, from how the workers ended. The pool itself ends with SIGTERM those that outlive the first."""
+    ends = [p.exitcode for p in workers if p.exitcode]
+    code = next((c for c in ends if c != -signal.SIGTERM), -signal.SIGTERM)
+    if code == -getattr(signal, "SIGKILL", 9):
+        return NumprobeError(
+            "E-EXE-001",
+            "a worker process was killed from outside, as the system does when memory runs out",
+            do="run again with fewer --jobs (in Python: jobs=); 1 works in one process",
+        )
+    try:
+        end = signal.Signals(-code).name
+    except ValueError:
+        end = f"exit code {code}"
+    return NumprobeError(
+        "E-EXE-001",
+        "a worker process ended before it answered: {end}",
+        do="run again with --jobs 1 (in Python: jobs=1), which works in one process",
+        end=end,
+    )
+
+
 def _begin_worker() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    for name in ("SIGINT", "SIGHUP"):  # sent to all processes of a terminal: the parent decides
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     keep_freed_memory()
     gc.disable()  # see memory.without_collector
+
+
+def _end_with_parent() -> None:
+    """A worker whose parent was killed would wait for work for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,18 +25,26 @@ def run(
     out: str | Path | None = None,
     *,
     options: NanOptions | None = None,
+    jobs: int | None = None,
     lang: str = "en",
     compat: bool = False,
     listener: Listener | None = None,
 ) -> NanResult:
     """Run the skill and write its folder (default ``./numprobe_out/nan-<UTC time>``).
 
+    A dump of more than 32 MB is scanned by ``jobs`` worker processes (default: that of ``options``, else one a core, up to
+    8); they do not import the script that calls this. ``jobs=1`` works in this process.
+
     Raises:
         NumprobeError: nothing readable at ``dump``, or ``out`` holds something else.
     """
     from numprobe.diagnose.nan_overflow.command import run_to_folder
+    from numprobe.diagnose.nan_overflow.skill import NanOptions
     from numprobe.execution.stages import ignore
 
+    options = options or NanOptions()
+    if jobs is not None:
+        options = replace(options, jobs=jobs)
     analysis, _ = run_to_folder(
         Path(dump), options, Path(out) if out else None, lang=lang, compat=compat, listener=listener or ignore
     )
