@@ -7,6 +7,7 @@ import os
 import pickle
 import threading
 import types
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -261,3 +262,11 @@ def test_scripting_while_recording(tmp_path: Path):
     results: list[Tensor] = []
     recorded(tmp_path, lambda: results.append(torch.jit.script(scripted)(X)))
     assert torch.equal(results[0], X + 1)
+
+
+def test_conjugates_share_memory_but_not_bytes(tmp_path: Path):
+    c = torch.tensor([1 + 2j, 3 - 4j])
+    data = recorded(tmp_path, lambda: torch.mul(c, c.conj()), summary_mode="md5").data
+    first, second = data["Torch.mul.0.forward"]["input_args"]
+    assert first["md5"] == f"{zlib.crc32(c.numpy().tobytes()):08x}"
+    assert second["md5"] == f"{zlib.crc32(c.conj().resolve_conj().numpy().tobytes()):08x}"
