@@ -6,18 +6,23 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+import torch.distributed as dist  # noqa: E402
+from torch import nn  # noqa: E402
+
 from numprobe.diagnose.nan_overflow.skill import NanOptions, analyse  # noqa: E402
 
 from .conftest import Once  # noqa: E402
-from .dumps import PROGRAMS, SAMPLES, Dump, differences  # noqa: E402
+from .dumps import PROGRAMS, SAMPLES, Dump, differences, is_tensor, leaves  # noqa: E402
+from .recording import assert_is, recorded  # noqa: E402
 
-if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+if not dist.is_available() or not dist.is_gloo_available():
     pytest.skip("no gloo", allow_module_level=True)
 
 SAMPLE = SAMPLES / "h_distributed_4rank_nan"
@@ -109,3 +114,63 @@ def test_the_root_cause_is_found(dump: Path):
     assert result.rank == 2
     assert result.first is not None
     assert result.first.op_name == "Torch.log.0.forward"
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.second = nn.Linear(4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x).relu())
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[None]:
+    """A process group of this process."""
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+def test_data_parallel(tmp_path: Path):
+    model = nn.parallel.DistributedDataParallel(Two())
+    found = recorded(tmp_path, lambda: model(torch.ones(2, 4)).sum().backward(), model=model, level="mix")
+    assert found.folder.name == "rank0"
+    names = [n for n in found.data if n.startswith("Module.") and ".forward." in n]
+    assert names == [
+        "Module.module.first.Linear.forward.0",
+        "Module.module.second.Linear.forward.0",
+        "Module.module.Two.forward.0",
+    ]
+    gradient = found.data["Module.module.second.Linear.parameters_grad.0"]["weight"][0]
+    assert_is(gradient, model.module.second.weight.grad)
+
+
+@pytest.mark.usefixtures("alone")
+def test_fully_sharded(tmp_path: Path):
+    """FSDP2: unsharded parameters inside a call, sharded ones in clipping and the optimizer."""
+    fsdp = pytest.importorskip("torch.distributed.fsdp")
+    model = Two()
+    weight = model.first.weight.detach().clone()
+    fsdp.fully_shard(model.first)
+    fsdp.fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+
+    def program() -> None:
+        model(torch.ones(2, 4)).sum().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    data = recorded(tmp_path, program, model=model, level="mix").data
+    record = data["Module.first.FSDPLinear.forward.0"]["parameters"]["weight"]
+    assert record["type"] == "torch.Tensor"
+    assert_is(record, weight)
+    assert "Module.second.Linear.backward.0" in data
+    sharded = [v for _, v in leaves(data) if is_tensor(v) and v["type"] == "torch.distributed.tensor.DTensor"]
+    assert sharded
+    assert {str(v["device_mesh"]) for v in sharded} == {"[0]"}
+    assert all(list(p) in (["Shard"], ["Replicate"], ["Partial"]) for v in sharded for p in v["placements"])

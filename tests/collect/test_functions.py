@@ -270,3 +270,12 @@ def test_conjugates_share_memory_but_not_bytes(tmp_path: Path):
     first, second = data["Torch.mul.0.forward"]["input_args"]
     assert first["md5"] == f"{zlib.crc32(c.numpy().tobytes()):08x}"
     assert second["md5"] == f"{zlib.crc32(c.conj().resolve_conj().numpy().tobytes()):08x}"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool])
+@pytest.mark.parametrize("mode", ["statistics", "md5"])
+def test_storages_can_still_be_resized(tmp_path: Path, dtype: torch.dtype, mode: str):
+    """As FSDP frees its unsharded parameters. ``tensor.numpy()`` forbids it for good, so figures must not come that way."""
+    x = torch.ones(4, 3).to(dtype)
+    recorded(tmp_path, lambda: torch.stack([x]), summary_mode=mode)
+    x.untyped_storage().resize_(0)
