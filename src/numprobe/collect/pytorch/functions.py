@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -51,6 +52,8 @@ class FunctionHooks:
             owner = resolve(api.owner)
             if (id(owner), api.attribute) not in self._wrapped:
                 self.wrap(owner, api.attribute, api.prefix, after)
+        if (id(torch.jit), "script") not in self._wrapped:
+            self._wrap_scripting()
 
     def wrap(self, owner: Any, attribute: str, prefix: str, after: AfterCall | None = None) -> None:
         """Replace ``owner.attribute``.
@@ -69,6 +72,35 @@ class FunctionHooks:
         setattr(owner, attribute, call)
         self._originals.append((owner, attribute, call, own))
         self._wrapped.add((id(owner), attribute))
+
+    def _wrap_scripting(self) -> None:
+        """TorchScript compiles source code, and wants the functions that have some."""
+        original = torch.jit.script
+
+        @functools.wraps(original)
+        def script(*args: Any, **kwargs: Any) -> Any:
+            with self._lifted():
+                return original(*args, **kwargs)
+
+        torch.jit.script = script
+        self._originals.append((torch.jit, "script", script, original))
+        self._wrapped.add((id(torch.jit), "script"))
+
+    @contextmanager
+    def _lifted(self) -> Iterator[None]:
+        """Inside, every function is what it was before."""
+        lifted = [
+            (owner, attribute, call, own)
+            for owner, attribute, call, own in self._originals
+            if getattr(owner, attribute, None) is call
+        ]
+        for owner, attribute, call, own in reversed(lifted):
+            put_back(owner, attribute, call, own)
+        try:
+            yield
+        finally:
+            for owner, attribute, call, _ in lifted:
+                setattr(owner, attribute, call)
 
     def unwrap(self, owner: Any, attribute: str) -> bool:
         """Put one function back; False where it was not replaced."""
