@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from numprobe.collect.pytorch.plain import BASE, VARIABLE, contiguous, data_of, numel, to, view
+from numprobe.collect.pytorch.plain import BASE, VARIABLE, array_of, contiguous, data_of, numel, to, view
 
 HELD_BYTES = 32 << 20  # copies that may wait for a thread; beyond, the caller computes
 _AT_ONCE = 1 << 15  # bytes whose CRC costs less than handing it to a thread
@@ -50,7 +50,7 @@ def crc32_later(tensor: Tensor) -> str | Callable[[], str]:
 
 
 def _buffer(data: Tensor) -> memoryview:
-    array: Any = BASE.numpy(data if data.is_cpu else to(data, "cpu"))
+    array: Any = array_of(data if data.is_cpu else to(data, "cpu"))
     return memoryview(array)
 
 
@@ -109,7 +109,7 @@ def xor64_word(tensor: Tensor) -> Tensor:
     """:func:`xor64` as a 0-d int64 tensor on the tensor's device, which is not waited for."""
     words = words_of(bytes_of(tensor))
     if words.is_cpu:
-        return torch.from_numpy(np.bitwise_xor.reduce(BASE.numpy(words), keepdims=True))[0]
+        return torch.from_numpy(np.bitwise_xor.reduce(array_of(words), keepdims=True))[0]
     while (count := numel(words)) > 1:  # torch has no XOR reduction: fold the halves
         half = count // 2
         folded = VARIABLE.bitwise_xor(words[:half], words[half : 2 * half])

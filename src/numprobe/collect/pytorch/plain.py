@@ -10,7 +10,9 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 VARIABLE = torch._C._VariableFunctions
@@ -45,6 +47,54 @@ NARROW_FLOATS = frozenset(
 )
 FLOAT4: torch.dtype | None = getattr(torch, "float4_e2m1fn_x2", None)
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # OCP Microscaling Formats 1.0, table 5; bit 3 is the sign
+
+
+class _Memory:
+    """What NumPy asks for a view of foreign memory; keeps the tensor that owns it."""
+
+    __slots__ = ("__array_interface__", "owner")
+
+    def __init__(self, owner: Tensor, interface: dict[str, Any]) -> None:
+        self.owner, self.__array_interface__ = owner, interface
+
+
+_KINDS = {
+    torch.float64: ("<f8", 8),
+    torch.float32: ("<f4", 4),
+    torch.float16: ("<f2", 2),
+    torch.complex128: ("<c16", 16),
+    torch.complex64: ("<c8", 8),
+    torch.int64: ("<i8", 8),
+    torch.int32: ("<i4", 4),
+    torch.int16: ("<i2", 2),
+    torch.int8: ("|i1", 1),
+    torch.uint8: ("|u1", 1),
+    torch.bool: ("|b1", 1),
+}
+
+
+def array_of(tensor: Tensor) -> NDArray[Any]:
+    """A read-only array over the memory of a strided CPU tensor.
+
+    ``Tensor.numpy()`` would forbid for ever that the program resizes this storage, which FSDP does. Raises TypeError for views
+    that read their memory in another way.
+    """
+    if tensor.is_neg() or tensor.is_conj():
+        raise TypeError("a conjugate or negative view: its memory holds other values")
+    kind = _KINDS.get(tensor.dtype)
+    if kind is None or not tensor.is_cpu:
+        array: NDArray[Any] = BASE.numpy(BASE.clone(tensor))
+        return array
+    spelling, size = kind
+    strides = None if is_contiguous(tensor) else tuple(n * size for n in stride(tensor))
+    interface = {
+        "shape": tuple(tensor.shape),
+        "typestr": spelling,
+        "data": (data_ptr(tensor), True),
+        "strides": strides,
+        "version": 3,
+    }
+    return np.asarray(_Memory(tensor, interface))
 
 
 class Unsupported(Exception):

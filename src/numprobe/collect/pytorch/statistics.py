@@ -28,6 +28,7 @@ from numprobe.collect.pytorch.plain import (
     NARROW_FLOATS,
     PLAIN_TYPES,
     VARIABLE,
+    array_of,
     data_of,
     decoded_float4,
     flat,
@@ -49,7 +50,7 @@ MODES = ("statistics", "md5", "xor", "hash")
 
 _aminmax, _min, _max, _sum = VARIABLE.aminmax, VARIABLE.min, VARIABLE.max, VARIABLE.sum
 _vector_norm = LINALG.linalg_vector_norm
-_numpy, _item, _split, _float = BASE.numpy, BASE.item, BASE.split, BASE.float
+_item, _split, _float = BASE.item, BASE.split, BASE.float
 _dot = np.dot
 _highest, _lowest = np.maximum.reduce, np.minimum.reduce  # NaN wins in both
 
@@ -311,7 +312,7 @@ def _record_on_host(tensor: Tensor, counts: bool) -> Record:
         dtype = tensor.dtype
         values = _float(tensor) if dtype in _HALVES else tensor
         if values is not tensor or dtype is torch.float32:
-            array = _numpy(values)
+            array = array_of(values)
             found = _small(array if array.ndim == 1 else array.ravel("K"))
             if found is not None:
                 return {"Max": found[0], "Min": found[1], "Mean": found[2], "Norm": found[3], "stat_dtype": "float64"}
@@ -330,7 +331,7 @@ def _host_figures(tensor: Tensor, counts: bool) -> Figures:
             tensor = to(tensor, torch.float32)
         return _of_scalar(_item(tensor), counts)
     if dtype is torch.bool:
-        array = _numpy(tensor)
+        array = array_of(tensor)
         return Figures(bool(array.any()), bool(array.all()), None, None)
     if dtype is torch.float32 or dtype is torch.float64:
         parts: Iterable[Tensor] = (tensor,)
@@ -339,7 +340,7 @@ def _host_figures(tensor: Tensor, counts: bool) -> Figures:
     elif dtype.is_floating_point:
         parts = _as_float32(tensor)
     else:
-        return _of_integers(_numpy(tensor))
+        return _of_integers(array_of(tensor))
     return Figures(*_combined([_of_part(part, counts) for part in parts]), "float64")
 
 
@@ -360,7 +361,7 @@ def _of_part(values: Tensor, counts: bool) -> _Part:
     small = count <= _SMALL
     if not small:
         values = flat(values)
-    array = _numpy(values).ravel("K")
+    array = array_of(values).ravel("K")
     found = _small(array) if small else _large(values, array)
     if found is not None:
         return _Part(count, *found)
@@ -391,8 +392,8 @@ def _large(values: Tensor, array: Array) -> tuple[float, float, float, float] | 
     count = len(array)
     whole = count - count % _TORCH_ROW
     rows = view(values if whole == count else values[:whole], -1, _TORCH_ROW)
-    totals = _numpy(_sum(rows, 1))
-    norms = _numpy(_vector_norm(rows, 2, [1])).astype(np.float64)
+    totals = array_of(_sum(rows, 1))
+    norms = array_of(_vector_norm(rows, 2, [1])).astype(np.float64)
     total, squares = _sums(array[whole:], count - whole) if whole < count else (0.0, 0.0)
     total += float(np.add.reduce(totals, dtype=np.float64))
     squares += float(np.add.reduce(norms * norms))

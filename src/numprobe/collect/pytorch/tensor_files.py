@@ -23,6 +23,7 @@ from numprobe.collect.pytorch.digests import bytes_of
 from numprobe.collect.pytorch.plain import (
     BASE,
     PLAIN_TYPES,
+    array_of,
     contiguous,
     data_of,
     element_size,
@@ -296,7 +297,7 @@ def write_safetensors(tensors: dict[str, Tensor], out: Any) -> None:
     # Widest first keeps every tensor aligned to its elements.
     for name, tensor in sorted(tensors.items(), key=lambda item: -element_size(item[1])):
         dtype = str(tensor.dtype).removeprefix("torch.")
-        data = BASE.numpy(bytes_of(tensor))
+        data = array_of(bytes_of(tensor))
         known = _SAFETENSORS_DTYPES.get(dtype)
         if known is None:
             others[name] = dtype
