@@ -59,26 +59,29 @@ class BackwardRecord:
         """Hook the graph between ``given`` and ``output``; without ``parameters`` those among the inputs are left out."""
         outputs: list[tuple[str, torch.Tensor]] = []
         tensors_in(output, "", outputs)
-        made = [t for _, t in outputs if t.requires_grad and given.edges.made(t)]
+        slots = [t for _, t in outputs if t.requires_grad]
+        made = [
+            (k, t) for k, t in enumerate(slots) if given.edges.made(t)
+        ]  # one handed through has no gradient of its own
         if not made:
             return
         numbers = [n for n, t in enumerate(given.tensors) if parameters or not _is_parameter(t)]
         self._slots = {n: k for k, n in enumerate(numbers)}
         body = self._entry.body
         if self._wanted.input:
-            body["input"] = [None] * len(made)
+            body["input"] = [None] * len(slots)
         if self._wanted.output:
             body["output"] = [None] * len(numbers)
             if self._wanted.names_inputs:
                 body["grad_of"] = [given.paths[n] for n in numbers]
-        nodes: list[Node] = list({id(t.grad_fn): t.grad_fn for t in made}.values())
+        nodes: list[Node] = list({id(t.grad_fn): t.grad_fn for _, t in made}.values())
         crossings = given.edges.crossings(nodes) if self._wanted.output and numbers else []
         if crossings:
             done = self._left_whole if whole else self._left
         else:
             self._entry.open = False
         for node in nodes:
-            places = [(k, t.output_nr) for k, t in enumerate(made) if t.grad_fn is node]
+            places = [(k, t.output_nr) for k, t in made if t.grad_fn is node]
             if whole and not crossings:
                 node.register_prehook(self._before(places))
             else:

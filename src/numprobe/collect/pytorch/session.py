@@ -87,7 +87,7 @@ class Session:
         self._rank: int | None = None
         self._prepared: set[Path] = set()
         self._ended = False
-        self._told_rank = False
+        self._told_rank = self._told_folder = False
         self._loaded = (0, 0)  # modules and operator libraries when functions were last looked for
         self._tokens: _Tokens | None = None
         self._single: ModuleHooks | None = None
@@ -113,7 +113,7 @@ class Session:
         setting ``request_id``: only the rows of that request are recorded; a step without it is left out.
 
         Raises:
-            NumprobeError: E-COL-001 no model, E-COL-002 the dump folder cannot be written.
+            NumprobeError: E-COL-001 no model.
         """
         settings = self.settings
         if self._ended or settings.level == "debug":
@@ -145,7 +145,8 @@ class Session:
             return
         if scheduled_tokens is not None and not self._choose_request(scheduled_tokens):
             return
-        self.open_step()
+        if not self._opens_step():
+            return
         if self._wants_modules and model is not None:
             self._modules.hook(model if isinstance(model, nn.Module) else list(model))
         if self._wants_apis and (loaded := (len(sys.modules), len(torch.ops.loaded_libraries))) != self._loaded:
@@ -227,7 +228,8 @@ class Session:
         self._rank = current_rank()
         if not self.settings.wants_rank(self._rank):
             return
-        self.open_step()
+        if not self._opens_step():
+            return
         with self.scope.quiet():
             self._points.save(variable, name, backward=backward)
 
@@ -293,7 +295,18 @@ class Session:
             begin += count
         return True
 
-    def open_step(self) -> None:
+    def _opens_step(self) -> bool:
+        """Open the step's files; where that fails, the program goes on, is told so once, and nothing is recorded."""
+        try:
+            self._open_step()
+        except NumprobeError as error:
+            if not self._told_folder:
+                self._told_folder = True
+                log.error("numprobe: NOTHING IS RECORDED: %s: %s; %s", error, error.where, error.do)
+            return False
+        return True
+
+    def _open_step(self) -> None:
         """The files of the current step and rank; called again, it changes nothing but the name of a new-found rank."""
         if self.recorder.files is not None:
             self._name_rank(self.recorder.files)
