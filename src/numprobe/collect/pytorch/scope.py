@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 
@@ -16,6 +14,21 @@ class _Thread(threading.local):
         self.busy = threading.current_thread().name.startswith("numprobe-")  # the collector's own are never recorded
         self.modules: list[str] = []  # names of the module calls around this point, outermost first
         self.phase = ""  # optimizer | clip_grad, while inside one
+
+
+class Quiet:
+    """A block in which a thread is busy. (A class: this is entered for every gradient.)"""
+
+    __slots__ = ("_before", "_thread")
+
+    def __init__(self, thread: _Thread) -> None:
+        self._thread = thread
+
+    def __enter__(self) -> None:
+        self._before, self._thread.busy = self._thread.busy, True
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.busy = self._before
 
 
 @dataclass
@@ -32,14 +45,9 @@ class Scope:
     def off(self) -> None:
         self.on = False
 
-    @contextmanager
-    def quiet(self) -> Iterator[None]:
+    def quiet(self) -> Quiet:
         """What this thread calls inside is the collector's own and is not recorded."""
-        before, self.thread.busy = self.thread.busy, True
-        try:
-            yield
-        finally:
-            self.thread.busy = before
+        return Quiet(self.thread)
 
     def parent(self) -> str | None:
         """Name of the module call, or of the phase, that surrounds this point."""
