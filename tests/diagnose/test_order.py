@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import random
+
+import pytest
+
 from numprobe.diagnose.nan_overflow.comm import CommCall
 from numprobe.diagnose.nan_overflow.digest import RankDigest
 from numprobe.diagnose.nan_overflow.join import CONTRADICTED, Instance, Joined, join
@@ -11,7 +15,7 @@ from .test_join import made
 
 
 def ordered(*by_rank: list[CommCall], world: int | None = None) -> Order:
-    digests = [RankDigest(f"rank{r}", r, calls=calls) for r, calls in enumerate(by_rank)]
+    digests = [RankDigest(f"rank{r}", r, records=200, calls=calls) for r, calls in enumerate(by_rank)]
     return Order(join(digests, frozenset(range(world or len(by_rank)))))
 
 
@@ -81,12 +85,51 @@ def test_an_unread_rank_may_pass_it_on():
     """Rank 1 has no folder. Rank 0 and rank 2 share only it."""
     order = ordered([send(1, 1)], [], [recv(8, 1)])
     assert order.reach({0: 0}) == {0: 0, 2: 8}
-    assert order.reach_of_absent([1]) == {2: 8}
+    assert order.unread_before({2: 8}) == {1}
+    assert order.unread_before({2: 7}) == set()
 
 
 def test_an_unread_rank_that_only_receives_reaches_nobody():
     order = ordered([send(1, 1)], [], [])
-    assert order.reach_of_absent([1]) == {}
+    assert order.unread_before({0: 9, 2: 9}) == set()
+
+
+def test_unread_ranks_before_a_record_in_a_chain():
+    """0 -> 1 -> 2 -> 3 over transfers, 1 and 2 unread; then a call of all but rank 1."""
+    order = ordered([send(1, 1), made(9, group=(0, 2, 3))], [], [], [recv(5, 2), made(9, group=(0, 2, 3))])
+    assert order.unread_before({3: 4}) == set()
+    assert order.unread_before({3: 5}) == {2}  # nothing shows that 1 and 2 have to do with each other
+    assert order.unread_before({0: 9}) == {2}
+    assert order.unread_before({0: 8}) == set()
+
+
+@pytest.mark.parametrize("rooted", [False, True])
+def test_unread_ranks_before_a_record_are_those_from_which_it_is_reached(rooted: bool):
+    """Against the search forwards from every single rank, over random calls of eight ranks of which three are unread.
+
+    Forwards, what one unread rank gives another one alone (as the root of a reduce) is not followed.
+    """
+    draw = random.Random(7)
+    for _ in range(300):
+        unread = set(draw.sample(range(8), 3))
+        calls: list[list[CommCall]] = [[] for _ in range(8)]
+        for step in range(draw.randint(1, 12)):
+            members = tuple(sorted(draw.sample(range(8), draw.choice((2, 3, 4)))))
+            api = draw.choice(("all_reduce", "broadcast", "reduce")) if rooted else "all_reduce"
+            root = {"broadcast": members[0], "reduce": members[-1]}.get(api, -1)
+            for rank in set(members) - unread:
+                calls[rank].append(made(10 * step + draw.randrange(9), api, members, peer=root))
+        order = ordered(*calls)
+        target = draw.choice(sorted(set(range(8)) - unread))
+        index = draw.randrange(120)
+        expected = set()
+        for rank in unread:
+            for instance in order.unread.get(rank, ()):
+                got = [(r, c.index) for r, c in instance.calls.items() if instance.receives(r) and instance.gives(rank)]
+                if any(order.reach({r: i}).get(target, 1 << 60) <= index for r, i in got):
+                    expected.add(rank)
+        found = order.unread_before({target: index})
+        assert expected <= found if rooted else expected == found
 
 
 def test_a_hub_costs_one_look_a_member_not_one_a_pair():

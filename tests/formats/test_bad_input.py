@@ -92,10 +92,46 @@ def test_ranks_without_folder_or_dump_are_missing(tmp_path: Path):
 
 def test_few_ranks_of_many_are_a_choice_not_a_loss(tmp_path: Path):
     write(tmp_path / "rank0/dump.json")
-    write(tmp_path / "rank99999999999999999999/dump.json")
+    write(tmp_path / "rank5000/dump.json")
     layout = find_layout(tmp_path)
     assert layout.sparse
-    assert [r.rank for r in layout.steps[0].ranks] == [0, 99999999999999999999]
+    assert [r.rank for r in layout.steps[0].ranks] == [0, 5000]
+
+
+@pytest.mark.parametrize("stray", [12, 5000, 1_000_000, 10_000_000])
+def test_one_number_far_off_hides_no_gap(tmp_path: Path, stray: int):
+    for rank in (0, 1, 2, 4, stray):
+        write(tmp_path / f"step0/rank{rank}/dump.json")
+    (step,) = find_layout(tmp_path).steps
+    assert [(r.rank, r.problem) for r in step.ranks] == [
+        (0, ""),
+        (1, ""),
+        (2, ""),
+        (3, "missing"),
+        (4, ""),
+        (stray, ""),
+    ]
+
+
+@pytest.mark.parametrize("folder", ["rank10000001", "rank99999999999999999999", "rank_" + "9" * 200])
+def test_a_number_that_no_rank_has(tmp_path: Path, folder: str):
+    """Beside ranks the folder is ignored, and named; alone it is read as a rank without number."""
+    for rank in ("rank0", "rank1", folder):
+        write(tmp_path / "step0" / rank / "dump.json")
+    layout = find_layout(tmp_path)
+    assert [r.rank for r in layout.steps[0].ranks] == [0, 1]
+    assert layout.ignored == (f"step0/{folder}",)
+    alone = find_layout(tmp_path / "step0" / folder)
+    assert [(r.key, r.rank) for r in alone.steps[0].ranks] == [(folder, None)]
+    assert len(load_index(alone.steps[0].ranks[0].dump)) == 2
+
+
+def test_a_number_that_no_step_has(tmp_path: Path):
+    for step in ("step0", "step" + "9" * 30):
+        write(tmp_path / step / "rank0" / "dump.json")
+    layout = find_layout(tmp_path)
+    assert [s.step for s in layout.steps] == [0]
+    assert layout.ignored == ("step" + "9" * 30,)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +199,7 @@ def test_a_ring_of_links_instead_of_a_dump(tmp_path: Path):
     (tmp_path / "rank1").mkdir()
     (tmp_path / "rank1/dump.json").symlink_to(tmp_path / "rank1/dump.json")
     (step,) = find_layout(tmp_path).steps
-    assert [r.problem for r in step.ranks] == ["", "outside"]
+    assert [r.problem for r in step.ranks] == ["", "ring"]
 
 
 def test_a_path_that_is_a_link_itself_is_followed(tmp_path: Path):
@@ -208,6 +244,8 @@ def test_files_and_folders_without_read_permission():
             (folder / "dump/rank1/dump.json").chmod(0)
             (folder / "dump/rank2").chmod(0)
             (folder / "closed").mkdir(mode=0)
+            write(folder / "listed/step0/rank0/dump.json")
+            (folder / "listed/step0").chmod(0o644)  # its names may be listed, and nothing in it looked at
         finally:
             if os.getuid() == 0:
                 os.seteuid(65534)
@@ -220,7 +258,15 @@ def test_files_and_folders_without_read_permission():
                 load_index(ranks[i].dump)
         assert handle.rank(ranks[2]).stacks == {}
         assert refused(folder / "closed").code == "E-FMT-010"
+        for given in ("listed", "listed/step0"):
+            error = refused(folder / given)
+            assert (error.code, error.what, error.where) == (
+                "E-FMT-010",
+                "the folder cannot be entered",
+                str(folder / "listed/step0"),
+            )
         os.seteuid(os.getuid())
+        (folder / "listed/step0").chmod(0o755)
         (folder / "dump/rank2").chmod(0o755)
         (folder / "closed").chmod(0o755)
 

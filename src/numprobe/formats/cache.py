@@ -53,7 +53,7 @@ def load(path: Path | None, kind: type[T]) -> T | None:
 def store(path: Path | None, value: object) -> None:
     if path is None:
         return
-    with contextlib.suppress(OSError, UnicodeEncodeError):
+    with contextlib.suppress(OSError, UnicodeEncodeError, OverflowError):  # text or numbers that it cannot hold
         part = path.with_suffix(f".{os.getpid()}.part")
         content = msgspec.msgpack.encode(value)
         try:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,14 +16,17 @@ DUMP_FILES = ("dump.json", "debug.json")
 _STEP = re.compile(r"step_?([0-9]+)\Z")
 _RANK = re.compile(r"rank_?([0-9]*)\Z")
 _PROC = re.compile(r"proc_?([0-9]+)\Z")
+MAX_RANK = 10_000_000  # a larger number is no rank
+MAX_STEP = 1 << 53  # and no step
 
 
 @dataclass(frozen=True)
 class RankFolder:
     """One rank of one step. ``rank`` is None for a process folder (``proc<pid>``), whose rank nobody recorded.
 
-    ``file`` is the name of its dump.json. ``problem`` is empty, ``missing`` (no folder, no dump.json) or ``outside`` (a
-    link that leads out of the dump). ``outside`` names construct.json and stack.json where they are such links: not to be read.
+    ``file`` is the name of its dump.json. ``problem`` is empty, ``missing`` (no folder, no dump.json), ``outside`` (a link
+    that leads out of the dump) or ``ring`` (links that lead to each other). ``outside`` names construct.json and stack.json
+    where they are links out of the dump: not to be read.
     """
 
     key: str
@@ -56,13 +61,15 @@ class RankFolder:
 class StepFolder:
     """One step: its number (None if the path names no step) and its ranks, in rank order.
 
-    ``left_out``: numbers of further ranks that lie there and that nobody asked for.
+    ``left_out``: numbers of further ranks that nobody asked for. ``asked``: the rank numbers that somebody did ask for, None
+    where it was all.
     """
 
     step: int | None
     folder: Path
     ranks: tuple[RankFolder, ...]
     left_out: tuple[int, ...] = ()
+    asked: frozenset[int] | None = None
 
     @property
     def numbers(self) -> frozenset[int]:
@@ -72,7 +79,15 @@ class StepFolder:
     def choose(self, ranks: frozenset[int]) -> StepFolder:
         """These ranks alone; the others are left out. Folders without a number stay."""
         kept = tuple(r for r in self.ranks if r.rank is None or r.rank in ranks)
-        return replace(self, ranks=kept, left_out=tuple(sorted(self.numbers - ranks)))
+        return replace(self, ranks=kept, left_out=tuple(sorted(self.numbers - ranks)), asked=ranks)
+
+    def with_absent(self, numbers: Iterable[int]) -> StepFolder:
+        """With these ranks, of which no folder is here, as missing ones; as left out, those that nobody asked for."""
+        new = frozenset(numbers) - self.numbers
+        wanted = new if self.asked is None else new & self.asked
+        absent = [_absent(self.folder, n) for n in wanted]
+        ranks = sorted([*self.ranks, *absent], key=_order)
+        return replace(self, ranks=tuple(ranks), left_out=tuple(sorted({*self.left_out, *new - wanted})))
 
     @property
     def missing(self) -> list[RankFolder]:
@@ -81,13 +96,15 @@ class StepFolder:
 
 @dataclass(frozen=True)
 class DumpLayout:
-    """The steps below a path, in order. ``root`` is the folder that all files lie in; ``sparse``: fewer than half of the
-    rank numbers have a folder, so that absent ones were probably never recorded."""
+    """The steps below a path, in order. ``root`` is the folder that all files lie in; ``sparse``: numbers of single ranks lie
+    so far off that those between were probably never recorded; ``ignored``: folders whose number is too large for a rank or step.
+    """
 
     root: Path
     steps: tuple[StepFolder, ...]
     sparse: bool = False
     unknown: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
 
 
 def find_layout(path: Path) -> DumpLayout:
@@ -105,8 +122,16 @@ def find_layout(path: Path) -> DumpLayout:
             return _folder(path, depth=0)
         there = path.exists()
     except PermissionError as error:
+        where = str(error.filename or path)
+        if os.access(where, os.R_OK, effective_ids=os.access in os.supports_effective_ids):
+            raise NumprobeError(
+                "E-FMT-010",
+                "the folder cannot be entered",
+                where=where,
+                do="check that its execute bit is set for you",
+            ) from None
         raise NumprobeError(
-            "E-FMT-010", "the folder cannot be read", where=str(error.filename or path), do="check that you may read it"
+            "E-FMT-010", "the folder cannot be read", where=where, do="check that you may read it"
         ) from None
     except OSError as error:  # a name too long, a ring of links
         raise NumprobeError(
@@ -146,11 +171,13 @@ def _one_rank(rank: RankFolder, step: Path) -> StepFolder:
     beside: set[int] = set()
     if rank.rank is not None:
         with suppress(OSError):
-            beside = {int(f.group(1)) for p in step.iterdir() if (f := _RANK.match(p.name)) and f.group(1)}
-    return StepFolder(_step_of(step), step, (rank,), tuple(sorted(beside - {rank.rank})))
+            beside = {n for p in step.iterdir() if (n := _rank_of(p)) is not None}
+    asked = None if rank.rank is None else frozenset({rank.rank})
+    return StepFolder(_step_of(step), step, (rank,), tuple(sorted(beside - {rank.rank})), asked)
 
 
 def _folder(path: Path, depth: int) -> DumpLayout:
+    _enter(path)
     children = sorted(p for p in path.iterdir() if _is_folder(p))
     steps = sorted((s, p) for p in children if (s := _step_of(p)) is not None)
     if steps:
@@ -166,12 +193,14 @@ def _folder(path: Path, depth: int) -> DumpLayout:
             )
         found = [_step(p, s, path) for s, p in steps]
         unknown = tuple(p.name for p in children if _step_of(p) is None)
-        return _complete(DumpLayout(path, tuple(f for f in found if f.ranks), unknown=unknown), path)
+        ignored = _ignored(path, children, *(list(p.iterdir()) for _, p in steps))
+        return _complete(DumpLayout(path, tuple(f for f in found if f.ranks), unknown=unknown, ignored=ignored), path)
     if any((path / name).exists() for name in DUMP_FILES):
         return DumpLayout(path, (_one_rank(_rank_folder(path, path), path.resolve().parent),))
     if any(_is_rank(p) for p in children):
         unknown = tuple(p.name for p in children if not _is_rank(p))
-        return _complete(DumpLayout(path, (_step(path, _step_of(path), path),), unknown=unknown), path)
+        ignored = _ignored(path, children)
+        return _complete(DumpLayout(path, (_step(path, _step_of(path), path),), unknown=unknown, ignored=ignored), path)
     inner = [p for p in children if depth < 2 and _looks_like_dump(p)]
     if len(inner) == 1:
         return _folder(inner[0], depth + 1)
@@ -203,6 +232,16 @@ def _looks_like_dump(path: Path) -> bool:
     return any(_STEP.match(n) or _RANK.match(n) or _PROC.match(n) or n in DUMP_FILES for n in names)
 
 
+def _enter(folder: Path) -> None:
+    """Fail where a folder's names may be listed and nothing in it looked at.
+
+    Raises:
+        PermissionError: its execute bit is not set.
+    """
+    if not os.access(folder, os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+
+
 def _is_folder(path: Path) -> bool:
     try:
         return path.is_dir()
@@ -212,24 +251,51 @@ def _is_folder(path: Path) -> bool:
 
 def _step_of(folder: Path) -> int | None:
     found = _STEP.match(folder.name)
-    return int(found.group(1)) if found else None
+    number = int(found.group(1)) if found else MAX_STEP + 1
+    return number if number <= MAX_STEP else None
+
+
+def _rank_of(folder: Path) -> int | None:
+    """The number in a rank folder's name, 0 where a single process wrote none; None for any other folder."""
+    found = _RANK.match(folder.name)
+    number = int(found.group(1) or 0) if found else MAX_RANK + 1
+    return number if number <= MAX_RANK else None
 
 
 def _is_rank(folder: Path) -> bool:
-    return bool(_RANK.match(folder.name) or _PROC.match(folder.name))
+    return _rank_of(folder) is not None or bool(_PROC.match(folder.name))
+
+
+def _ignored(path: Path, *listings: Sequence[Path]) -> tuple[str, ...]:
+    """Folders that are named like ranks or steps, with a number that neither can have."""
+    return tuple(
+        sorted(
+            p.relative_to(path).as_posix()
+            for listing in listings
+            for p in listing
+            if (_RANK.match(p.name) or _STEP.match(p.name)) and _rank_of(p) is None and _step_of(p) is None
+        )
+    )
+
+
+def _order(rank: RankFolder) -> tuple[bool, int, str]:
+    return rank.rank is None, rank.rank or 0, rank.key
+
+
+def _absent(step: Path, number: int) -> RankFolder:
+    return RankFolder(f"rank{number}", number, step / f"rank{number}", "missing")
 
 
 def _rank_folder(folder: Path, root: Path, *, parent_inside: bool = False) -> RankFolder:
     """``parent_inside``: the folder that holds it is known to lie in ``root``, so only a link can lead out."""
-    found = _RANK.match(folder.name)
-    rank = int(found.group(1) or 0) if found else None
+    rank = _rank_of(folder)
     try:
-        if _leads_out(folder, root) if parent_inside else not folder.resolve().is_relative_to(root.resolve()):
+        if _link(folder, root) if parent_inside else not folder.resolve().is_relative_to(root.resolve()):
             return RankFolder(folder.name, rank, folder, "outside")
-        outside = tuple(n for n in ("construct.json", "stack.json") if _leads_out(folder / n, root))
+        outside = tuple(n for n in ("construct.json", "stack.json") if _link(folder / n, root) == "outside")
         for name in DUMP_FILES:
-            if _leads_out(folder / name, root):
-                return RankFolder(folder.name, rank, folder, "outside", name, outside)
+            if problem := _link(folder / name, root):
+                return RankFolder(folder.name, rank, folder, problem, name, outside)
             if (folder / name).exists():
                 return RankFolder(folder.name, rank, folder, "", name, outside)
     except OSError:  # no permission: whoever reads it will say so
@@ -237,19 +303,23 @@ def _rank_folder(folder: Path, root: Path, *, parent_inside: bool = False) -> Ra
     return RankFolder(folder.name, rank, folder, "missing", outside=outside)
 
 
-def _leads_out(path: Path, root: Path) -> bool:
+def _link(path: Path, root: Path) -> str:
+    """``outside`` for a link that leads out of ``root``, ``ring`` for links that lead to each other, else empty."""
     if not path.is_symlink():
-        return False
+        return ""
     try:
-        return not path.resolve().is_relative_to(root.resolve())
-    except (OSError, RuntimeError):  # a ring of links
-        return True
+        path.stat()
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return "ring"
+    return "" if path.resolve().is_relative_to(root.resolve()) else "outside"
 
 
 def _step(folder: Path, step: int | None, root: Path) -> StepFolder:
+    _enter(folder)
     inside = folder.resolve().is_relative_to(root.resolve())
     ranks = [_rank_folder(p, root, parent_inside=inside) for p in folder.iterdir() if _is_rank(p) and _is_folder(p)]
-    ranks.sort(key=lambda r: (r.rank is None, r.rank or 0, r.key))
+    ranks.sort(key=_order)
     numbered = [r for r in ranks if r.rank is not None]
     if len({r.rank for r in numbered}) != len(numbered):
         twice = sorted(r.key for r in numbered if sum(o.rank == r.rank for o in numbered) > 1)
@@ -281,24 +351,25 @@ _TWO_JOBS = "folders of two jobs lie in one step"
 
 
 def _complete(layout: DumpLayout, path: Path) -> DumpLayout:
-    """Add the ranks that have no folder, unless most have none."""
+    """Add the ranks that have no folder, up to where more than half of the numbers have one.
+
+    Numbers beyond are strays, or a choice of ranks to record: nothing is known of those between.
+    """
     if not any(step.ranks for step in layout.steps):
         raise NumprobeError(
-            "E-FMT-002", "no rank here", where=str(path), do="give the folder that the collector wrote (dump_path)"
+            "E-FMT-002",
+            "no rank here",
+            where=str(path),
+            found="{folders}" if layout.ignored else "",
+            do="give the folder that the collector wrote (dump_path)",
+            folders=", ".join(layout.ignored[:8]),
         )
     numbers = {r.rank for step in layout.steps for r in step.ranks if r.rank is not None}
     if not numbers:
         return layout
-    world = max(numbers) + 1
-    if len(numbers) * 2 <= world:
-        return replace(layout, sparse=True)
-    steps = []
-    for step in layout.steps:
-        here = {r.rank for r in step.ranks}
-        absent = [RankFolder(f"rank{n}", n, step.folder / f"rank{n}", "missing") for n in range(world) if n not in here]
-        ranks = sorted([*step.ranks, *absent], key=lambda r: (r.rank is None, r.rank or 0))
-        steps.append(replace(step, ranks=tuple(ranks)))
-    return replace(layout, steps=tuple(steps))
+    world = max((n + 1 for count, n in enumerate(sorted(numbers), 1) if count * 2 > n + 1), default=0)
+    steps = tuple(s.with_absent(range(world)) for s in layout.steps)
+    return replace(layout, steps=steps, sparse=world <= max(numbers))
 
 
 def choose_steps(

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 import msgspec
 
+from numprobe.formats.layout import MAX_RANK
 from numprobe.formats.msprobe.members import quoted
 from numprobe.record.names import OpName
 from numprobe.record.nonfinite import Kinds, kind_bits, number
@@ -203,7 +204,7 @@ def _batched(op: OpName, index: int, arguments: list[Any]) -> list[CommCall]:
     unknown = int(Kinds.UNKNOWN)
     for operation in _operations(arguments):
         what, peer = str(operation.op).lower(), operation.peer
-        if not isinstance(peer, int) or not ("send" in what or "recv" in what):
+        if not _is_rank(peer) or not ("send" in what or "recv" in what):
             continue
         group = _ranks(operation)
         kinds, whole = _look(operation.tensor)
@@ -299,7 +300,7 @@ def _is(item: Any, kind: str) -> TypeGuard[_Item]:
 @lru_cache(maxsize=4096)
 def _rank_list(text: bytes) -> tuple[int, ...] | None:
     ranks = msgspec.json.decode(text)
-    if isinstance(ranks, list) and ranks and all(isinstance(r, int) for r in ranks):
+    if isinstance(ranks, list) and ranks and all(_is_rank(r) for r in ranks):
         return tuple(ranks)
     return None
 
@@ -315,14 +316,18 @@ def _peer(positional: list[Any], named: dict[str, Any], group: tuple[int, ...] |
     """Global rank of the partner or root: keyword ``dst``/``src``, group-local ``group_dst``/``group_src``, or position."""
     word = "dst" if kind in ("send", "reduce", "gather") else "src"
     whole = _value(named.get(word))
-    if isinstance(whole, int):
+    if _is_rank(whole):
         return whole
     local = _value(named.get(f"group_{word}"))
     if isinstance(local, int):
         return group[local] if isinstance(group, tuple) and 0 <= local < len(group) else -1
     position = 2 if kind in ("gather", "scatter") else 1
     placed = _value(positional[position]) if position < len(positional) else None
-    return placed if isinstance(placed, int) else 0 if kind in ROOTED else -1
+    return placed if _is_rank(placed) else 0 if kind in ROOTED else -1
+
+
+def _is_rank(item: object) -> TypeGuard[int]:
+    return type(item) is int and 0 <= item <= MAX_RANK
 
 
 def _reduce_op(positional: list[Any], named: dict[str, Any]) -> str:

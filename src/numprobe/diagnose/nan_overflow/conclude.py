@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from numprobe.diagnose.nan_overflow import apis
 from numprobe.diagnose.nan_overflow.classify import Finding, classify
 from numprobe.diagnose.nan_overflow.comm import REDUCING
+from numprobe.diagnose.nan_overflow.complete import NAMED
 from numprobe.diagnose.nan_overflow.digest import RankDigest
 from numprobe.diagnose.nan_overflow.join import ASSUMED, VERIFIED, Joined
 from numprobe.diagnose.nan_overflow.order import NEVER, Order
@@ -23,7 +24,7 @@ from numprobe.diagnose.nan_overflow.result import (
     Term,
     Values,
 )
-from numprobe.diagnose.nan_overflow.sources import Origin, Verdicts
+from numprobe.diagnose.nan_overflow.sources import Origin, Verdicts, starts_of
 from numprobe.formats.dump import RankDump
 from numprobe.record.dtypes import FLOATS, float_format
 from numprobe.record.names import BACKWARD, FORWARD, parse_name
@@ -52,7 +53,7 @@ class View:
     verdicts: Verdicts
     relative: dict[str, str]  # rank key -> path of dump.json relative to the dump folder
     left_out: tuple[int, ...] = ()  # ranks that are there and were not to be read
-    _absent: dict[tuple[int, ...], dict[int, int]] = field(default_factory=dict)
+    _before: dict[int, set[int]] = field(default_factory=dict)  # by origin
     clean_peers: dict[tuple[str, int], list[tuple[RankDigest, Record]]] = field(default_factory=dict)
 
     def cite(self, digest: RankDigest, index: int, name: str, slot: str = "") -> Citation:
@@ -82,14 +83,15 @@ class View:
         if not self.recorded:
             got = origin.weak or origin.kind in ("input_data", "outside") or parse_name(origin.event.name).is_module
             return got and origin.digest.rank is not None
-        together = self.left_out if rank in self.left_out else (rank,)  # those left out may be many: one for all
-        if together not in self._absent:
-            self._absent[together] = self.order.reach_of_absent(together)
-        reach = self._absent[together]
-        return any(
-            d.rank is not None and reach.get(d.rank, NEVER) <= e.index
-            for d, e in zip(origin.digests, origin.events, strict=True)
-        )
+        if id(origin) not in self._before:
+            self._before[id(origin)] = self.order.unread_before(starts_of(origin))
+        before = self._before[id(origin)]
+        return rank in before or (rank in self.left_out and not before.isdisjoint(self.left_out))
+
+    @property
+    def never_dumped(self) -> bool:
+        """Have most ranks no folder? Then only some were chosen to be recorded."""
+        return 2 * sum(d.reason == NAMED for d in self.digests) > len(self.digests)
 
     def unseen(self) -> list[int]:
         """Ranks that were not read, or not in full, or not to be read."""
@@ -414,7 +416,7 @@ def confidence_terms(view: View, origin: Origin, made: Candidate, finding: Findi
     after = [r for r in view.unseen() if r not in before]
     if before:
         terms.append(Term(-0.2, Params("term.rank_unread", {"ranks": before})))
-    if after:
+    if after and not view.never_dumped:
         terms.append(Term(max(-0.02 * len(after), -0.05), Params("term.unread_irrelevant", {"ranks": after})))
     unknown = next((s.slot for s in made.slots if s.role == INPUT and s.state == "unknown"), None)
     if unknown is not None and origin.kind == "introduced":

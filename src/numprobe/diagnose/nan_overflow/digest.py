@@ -54,7 +54,7 @@ class RankDigest(msgspec.Struct):
     key: str
     rank: int | None
     status: str = "ok"  # ok | partial | missing | unreadable
-    reason: str = ""  # truncated | malformed | live | error text
+    reason: str = ""  # truncated | malformed | live | stops | no_dump | missing | named | error text
     reason_at: int = -1  # byte
     last_record: str = ""
     records: int = 0
@@ -67,6 +67,7 @@ class RankDigest(msgspec.Struct):
     dirty_records: int = 0
     first_dirty: int = -1  # first record with a dirty output, whatever its reason
     calls: list[CommCall] = []
+    partners: list[int] = []  # every rank that they name
     events: list[Event] = []
     more_events: int = 0
     look_alikes: list[LookAlike] = []

@@ -43,7 +43,7 @@ class Instance:
     members: tuple[int, ...]  # ranks that take part, recorded or not; empty if unknown
     calls: dict[int, CommCall] = field(default_factory=dict)  # by rank
     join: str = ASSUMED
-    progress: float = 0.0  # how far into the step: mean of op_index over records of the members that recorded it
+    progress: float = 0.0  # how far into the step: mean of op_index over records of the members read in full
 
     @property
     def id(self) -> str:
@@ -139,7 +139,8 @@ def join(digests: Sequence[RankDigest], world: frozenset[int]) -> Joined:
         instances += _sequence(api, group, members, by_rank, lengths, notes)
     size = {d.rank: max(d.records, 1) for d in known}
     for instance in instances:
-        instance.progress = sum(c.index / size[r] for r, c in instance.calls.items()) / len(instance.calls)
+        whole = [r for r in instance.calls if lengths[r] == "ok"] or list(instance.calls)
+        instance.progress = sum(instance.calls[r].index / size[r] for r in whole) / len(whole)
     table: dict[int, list[tuple[CommCall, Instance]]] = {d.rank: [] for d in known if d.rank is not None}
     for instance in instances:
         for rank, call in instance.calls.items():
@@ -165,7 +166,7 @@ def _sequence(
     longest = max(by_rank, key=lambda r: (status.get(r) == "ok", len(by_rank[r]), -r))
     shifts: dict[int, int] = {}
     for rank, calls in by_rank.items():
-        shift = 0 if rank == longest else _shift(api, by_rank[longest], calls)
+        shift = 0 if rank == longest else shift_of(api, by_rank[longest], calls)
         shifts[rank] = shift
         if shift:
             notes.append(
@@ -199,7 +200,7 @@ def _sequence(
     return instances
 
 
-def _shift(api: str, reference: list[CommCall], calls: list[CommCall]) -> int:
+def shift_of(api: str, reference: list[CommCall], calls: list[CommCall]) -> int:
     """By how many places ``calls`` stands behind ``reference``; 0 unless the values say otherwise."""
     if api != "p2p" and api not in REPLICATING:
         return 0

@@ -10,6 +10,7 @@ import numpy as np
 
 from numprobe.diagnose.nan_overflow import apis
 from numprobe.diagnose.nan_overflow.comm import comm_calls
+from numprobe.diagnose.nan_overflow.complete import partners_of
 from numprobe.diagnose.nan_overflow.digest import RankDigest
 from numprobe.diagnose.nan_overflow.surroundings import LOOK_BACK
 from numprobe.diagnose.nan_overflow.walk import Walk, only_parameters
@@ -51,6 +52,7 @@ def digest_rank(dump: RankDump) -> RankDigest:
     with dump.kept_open():
         positions = [i for i, n in enumerate(index.names) if n[0:1] in "DM" and n.startswith(_COMMUNICATION)]
         digest.calls = list(comm_calls((parse_name(index.names[i]), i, raw) for i, _, raw in dump.raw(positions)))
+        digest.partners = partners_of(digest.calls)
         if len(dirty) or index.parameter.any():
             walk = Walk(dump, digest)
             walk.run()

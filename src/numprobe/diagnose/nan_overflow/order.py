@@ -6,14 +6,17 @@ have touched there. Every call is looked at once, whatever the number of ranks; 
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from numprobe.diagnose.nan_overflow.join import CONTRADICTED, Instance, Joined
 
 NEVER = 1 << 60
+
+
+def _progress(instance: Instance) -> float:
+    return instance.progress
 
 
 @dataclass
@@ -27,6 +30,8 @@ class Order:
     joined: Joined
     positions: dict[int, list[int]] = field(default_factory=dict)
     unread: dict[int, list[Instance]] = field(default_factory=dict)  # by rank: instances in which its call is missing
+
+    _timed: dict[int, list[Instance]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.positions = {r: [c.index for c, _ in calls] for r, calls in self.joined.by_rank.items()}
@@ -78,13 +83,52 @@ class Order:
         since[rank] = progress
         return True
 
-    def reach_of_absent(self, ranks: Iterable[int]) -> dict[int, int]:
-        """What the unread calls of missing or partial ranks could have touched."""
-        starts: dict[int, int] = {}
-        for rank in ranks:
-            for instance in self.unread.get(rank, ()):
-                if instance.gives(rank):
-                    for other, call in instance.calls.items():
-                        if instance.receives(other):
-                            starts[other] = min(starts.get(other, NEVER), call.index)
-        return self.reach(starts)
+    def unread_before(self, targets: dict[int, int]) -> set[int]:
+        """Ranks whose unread calls could have reached one of the records ``targets`` (rank -> op_index).
+
+        :meth:`reach` backwards, for all ranks at once: what a rank gave matters up to the last call that leads there.
+        """
+        upto = dict(targets)  # the last record of a rank that leads to a target
+        until: dict[int, float] = {}  # ranks with unread calls: how far into the step the last of those lies
+        scanned: dict[int, int] = {}
+        scanned_unread: dict[int, int] = {}
+        passed: set[int] = set()
+        queue = deque(targets)
+
+        def cross(instance: Instance, receiver: int) -> None:
+            if id(instance) in passed or not instance.receives(receiver):
+                return
+            passed.add(id(instance))
+            for giver in instance.absent:
+                if giver != receiver and instance.gives(giver) and until.get(giver, -1.0) < instance.progress:
+                    until[giver] = instance.progress
+                    queue.append(giver)
+            if instance.join == CONTRADICTED:
+                return
+            for giver, call in instance.calls.items():
+                if giver != receiver and instance.gives(giver) and upto.get(giver, -1) < call.index:
+                    upto[giver] = call.index
+                    queue.append(giver)
+
+        while queue:
+            rank = queue.popleft()
+            calls = self.joined.by_rank.get(rank, [])
+            if rank in until:
+                timed = self._by_progress(rank)
+                low, high = scanned_unread.get(rank, 0), bisect_right(timed, until[rank], key=_progress)
+                scanned_unread[rank] = max(low, high)
+                for instance in timed[low:high]:
+                    cross(instance, rank)
+            low, high = scanned.get(rank, 0), bisect_right(self.positions.get(rank, []), upto.get(rank, -1))
+            if low < high:
+                scanned[rank] = high
+                for _, instance in calls[low:high]:
+                    cross(instance, rank)
+        return set(until)
+
+    def _by_progress(self, rank: int) -> list[Instance]:
+        """All instances of a rank with unread calls, by where they lie in the step."""
+        if rank not in self._timed:
+            calls = (instance for _, instance in self.joined.by_rank.get(rank, ()))
+            self._timed[rank] = sorted([*self.unread[rank], *calls], key=_progress)
+        return self._timed[rank]

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
+from numprobe.diagnose.nan_overflow.complete import NAMED, STOPS
 from numprobe.diagnose.nan_overflow.digest import RankDigest
 from numprobe.diagnose.nan_overflow.join import Joined
 from numprobe.diagnose.nan_overflow.result import Citation, Excluded, Params, RankRow, Spread, Values
@@ -124,7 +125,9 @@ def rank_rows(
 
 
 def read_note(digest: RankDigest) -> Params | None:
-    """What was read of a rank that is not whole; None for one that is."""
+    """What was read of a rank that is not whole; None for one that is, and for ranks that are known by name alone."""
+    if digest.status == "missing" and digest.reason == NAMED:
+        return None  # there may be hundreds of them: one note names them all
     if digest.status == "missing":
         return Params("row.no_dump" if digest.reason == "no_dump" else "row.missing", {"folder": digest.key})
     if digest.status == "unreadable":
@@ -132,6 +135,10 @@ def read_note(digest: RankDigest) -> Params | None:
     if digest.status != "partial":
         return None
     read: Values = {"records": digest.records, "offset": digest.reason_at}
+    if digest.reason == STOPS:
+        return Params(
+            "row.stops", {"records": digest.records, **({"last": digest.last_record} if digest.records else {})}
+        )
     if digest.reason == "truncated":
         return Params("row.partial", {**read, "index": digest.records})
     return Params("row.damaged", {**read, "reason": digest.reason})
@@ -227,9 +234,15 @@ def unread_limits(digests: Sequence[RankDigest], left_out: Sequence[int]) -> lis
     """What was not read, as limits of the conclusion."""
     limits: list[Params] = []
     for status in ("missing", "partial", "unreadable"):
-        ranks = sorted(d.rank for d in digests if d.status == status and d.rank is not None)
+        ranks = sorted(d.rank for d in digests if d.status == status and d.reason != STOPS and d.rank is not None)
         if ranks:
             limits.append(Params(f"limit.rank_{status}", {"ranks": ranks}))
+    stopped = [d for d in digests if d.reason == STOPS]
+    if stopped:
+        values: Values = {"ranks": sorted(d.rank for d in stopped if d.rank is not None)}
+        if len(stopped) == 1:
+            values["records"] = stopped[0].records
+        limits.append(Params("limit.rank_stops", values))
     if left_out:
         limits.append(Params("limit.left_out", {"ranks": list(left_out)}))
     return limits

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
+from numprobe.diagnose.nan_overflow.complete import NAMED, mark_stopped, named_ranks
 from numprobe.diagnose.nan_overflow.conclude import View
 from numprobe.diagnose.nan_overflow.digest import RankDigest
 from numprobe.diagnose.nan_overflow.join import join
@@ -25,7 +26,7 @@ from numprobe.formats.layout import RankFolder, StepFolder, choose_steps, none_r
 from numprobe.record.errors import NumprobeError
 
 STAGES = ("nan.stage.discover", "nan.stage.scan", "nan.stage.join", "nan.stage.rank", "nan.stage.trace")
-DIGEST_VERSION = 5
+DIGEST_VERSION = 6
 INDEX_FROM = 1 << 22  # bytes: the index of a smaller file is stored only when a later stage asks for it
 LOSS_SCALE_STEPS = 3  # an overflow that repeats in more dumped steps than this is a fault
 
@@ -100,7 +101,7 @@ def analyse(
     scaled: list[NanResult] = []
     undecided: list[tuple[NanResult, View | None]] = []
     for position, step in enumerate(steps):
-        digests = _scan(dump, step, options, stages, words)
+        step, digests = _with_named(step, _scan(dump, step, options, stages, words))
         read.add(digests)
         last = position == len(steps) - 1
         result, view = _conclude(dump, step, digests, options, stages, words)
@@ -127,11 +128,20 @@ def analyse(
             ]
             if position + 1 < len(steps):
                 result.notes.append(Params("note.steps", {"step": step.step if step.step is not None else 0}))
+            if dump.layout.ignored:
+                result.limits.append(Params("limit.no_rank", {"folders": ", ".join(dump.layout.ignored)}))
             return Analysis(result, view, dump, stages.timings)
     raise AssertionError("a dump has at least one step")
 
 
 # --- stage 2 -----------------------------------------------------------------------------------------------------
+
+
+LINKS = {
+    "outside": NumprobeError("E-FMT-015", "a link that leads out of the dump folder"),
+    "ring": NumprobeError("E-FMT-015", "a link that leads to itself"),
+}
+_WORDS = {"no_dump": "no dump.json", "missing": "no such folder"}
 
 
 @dataclass(frozen=True)
@@ -145,8 +155,7 @@ def scan_rank(task: _Task) -> RankDigest:
     place = task.place
     if place.problem:
         if place.problem != "missing":
-            outside = NumprobeError("E-FMT-015", "a link that leads out of the dump folder")
-            return RankDigest(place.key, place.rank, "unreadable", str(outside))
+            return RankDigest(place.key, place.rank, "unreadable", str(LINKS[place.problem]))
         reason = "no_dump" if place.folder.is_dir() else "missing"
         return RankDigest(place.key, place.rank, "missing", reason)
     files = [place.dump, place.construct]
@@ -181,13 +190,21 @@ def _scan(dump: Dump, step: StepFolder, options: NanOptions, stages: Stages, wor
         raise
     found = [d for d in digests if d is not None]
     if not any(d.status in ("ok", "partial") for d in found):
-        reasons = [f"{d.key}: {d.reason or d.status}" for d in found]
+        reasons = [f"{d.key}: {_WORDS.get(d.reason, d.reason or d.status)}" for d in found]
         raise none_readable(step.folder, reasons)
+    mark_stopped(found)
     cut = sum(d.status == "partial" for d in found)
     records = sum(d.records for d in found)
     note = words("nan.note.scanned", files=done, size=read, records=records, partial=cut or None)
     stages.end(note, done, len(tasks))
     return found
+
+
+def _with_named(step: StepFolder, digests: list[RankDigest]) -> tuple[StepFolder, list[RankDigest]]:
+    """The step with all ranks that its records name: those without a folder are missing, or left out if nobody asked for them."""
+    whole = step.with_absent(named_ranks(digests))
+    by_key = {d.key: d for d in digests}
+    return whole, [by_key.get(r.key) or RankDigest(r.key, r.rank, "missing", NAMED) for r in whole.ranks]
 
 
 # --- stages 3 to 5 -----------------------------------------------------------------------------------------------

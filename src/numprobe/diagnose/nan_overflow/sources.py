@@ -90,7 +90,7 @@ def find_sources(
     if not origins:
         origins = _from_communication(digests, received, order, strong=False) or outside_view
     for origin in origins:
-        origin.reach = order.reach({r: e.index for r, e in _starts(origin)})
+        origin.reach = order.reach(starts_of(origin))
     minimal = [o for o in origins if not any(_before(p, o) for p in origins if p is not o)]
     later = [o for o in origins if o not in minimal]
     first_dirt = _first_dirt(digests, received, hidden)
@@ -114,8 +114,9 @@ def is_excluded(name: str, exclude: Sequence[str]) -> bool:
     return any(name.startswith(e) for e in exclude)
 
 
-def _starts(origin: Origin) -> list[tuple[int, Event]]:
-    return [(d.rank, e) for d, e in zip(origin.digests, origin.events, strict=True) if d.rank is not None]
+def starts_of(origin: Origin) -> dict[int, int]:
+    """op_index of its events by rank, as far as ranks are known."""
+    return {d.rank: e.index for d, e in zip(origin.digests, origin.events, strict=True) if d.rank is not None}
 
 
 def _received(digests: Sequence[RankDigest], joined: Joined) -> dict[int, Received]:
@@ -208,15 +209,15 @@ def _before(a: Origin, b: Origin) -> bool:
 
 
 def _reaches(a: Origin, b: Origin) -> bool:
-    starts = _starts(b)
+    starts = starts_of(b)
     if not starts:  # processes without rank: only order within one of them is known
         return any(
             d.key == o.key and e.index < f.index
             for d, e in zip(a.digests, a.events, strict=True)
             for o, f in zip(b.digests, b.events, strict=True)
         )
-    own = {r: e.index for r, e in _starts(a)}
-    return any(own.get(r, NEVER) < e.index or (r not in own and a.reach.get(r, NEVER) <= e.index) for r, e in starts)
+    own = starts_of(a)
+    return any(own.get(r, NEVER) < i or (r not in own and a.reach.get(r, NEVER) <= i) for r, i in starts.items())
 
 
 def _rank_key(origin: Origin, joined: Joined) -> tuple[object, ...]:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from numprobe.diagnose.nan_overflow.bound import magnitude
+from numprobe.diagnose.nan_overflow.complete import NAMED
 from numprobe.diagnose.nan_overflow.conclude import (
     View,
     candidate,
@@ -161,7 +162,9 @@ def _headline(first: Candidate, origin: Origin, view: View, verdict: str) -> Par
 
 def _clean(result: NanResult, view: View, scaling: Params | None) -> None:
     """Nothing overflowed, or only what loss scaling lets overflow; or what was not read could hide a source."""
-    unread = [d for d in view.unread() if not _ends_clean(view, d)]
+    hiding = view.unread()
+    clean = _ending_clean(view, {d.rank for d in hiding if d.rank is not None}) if hiding else set()
+    unread = [d for d in hiding if d.rank not in clean]
     ranks = sum(1 for d in view.digests if d.status in ("ok", "partial"))
     if unread and scaling is None:
         result.verdict = "inconclusive"
@@ -199,17 +202,15 @@ def abnormal(digests: Sequence[RankDigest]) -> int:
     return sum(max(d.dirty_records, sum(look.count for look in d.look_alikes)) for d in digests)
 
 
-def _ends_clean(view: View, unread: RankDigest) -> bool:
-    """Does every group of this rank end with clean data in its readable members, so that dirt of its own would show?"""
-    if unread.rank is None:
-        return False
-    last: dict[object, bool] = {}
+def _ending_clean(view: View, ranks: set[int]) -> set[int]:
+    """Those whose groups all end with clean data in the readable members, so that dirt of their own would show."""
+    last: dict[int, dict[object, bool]] = {r: {} for r in ranks}
     for instance in view.joined.instances:
-        if unread.rank in instance.members and instance.calls:
-            others = [c for r, c in instance.calls.items() if r != unread.rank]
-            if others:
-                last[instance.group] = not any(c.got & _NAN for c in others)
-    return bool(last) and all(last.values())
+        dirty = {r for r, c in instance.calls.items() if c.got & _NAN}
+        for rank in ranks.intersection(instance.members):
+            if instance.calls.keys() - {rank}:
+                last[rank][instance.group] = not dirty - {rank}
+    return {rank for rank, groups in last.items() if groups and all(groups.values())}
 
 
 def _loss_scaling(view: View) -> Params | None:
@@ -300,6 +301,9 @@ def _limits(view: View) -> list[Params]:
 
 def _notes(digests: Sequence[RankDigest]) -> list[Params]:
     notes: list[Params] = []
+    named = sorted(d.rank for d in digests if d.reason == NAMED and d.rank is not None)
+    if named:
+        notes.append(Params("note.named", {"ranks": named}))
     live = sorted(d.rank for d in digests if d.reason == "live" and d.rank is not None)
     if live:
         notes.append(Params("note.live", {"ranks": live}))
