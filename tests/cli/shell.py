@@ -61,8 +61,8 @@ def process(cwd: Path, *arguments: object, **environ: str) -> Ran:
 
 def numprobe(cwd: Path, *arguments: object, **environ: str) -> Ran:
     """The same command line in this process, on streams of its own."""
+    from numprobe.cli.app import app
     from numprobe.cli.common import guarded
-    from numprobe.cli.main import app
 
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
     before = Path.cwd()

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import shutil
@@ -65,6 +66,24 @@ def test_every_rank_unreadable(tmp_path: Path):
         file.write_text("[1, 2]")
     text = refused(numprobe(tmp_path, "nan", dump), "E-FMT-014")
     assert "rank0: E-FMT-011 dump.json is no JSON object: it begins with '['" in text
+
+
+@pytest.mark.parametrize("command", ["nan", "inspect"])
+@pytest.mark.parametrize("named", ["", "dump.json"])
+def test_the_only_file_cannot_be_read(command: str, named: str, tmp_path: Path):
+    """Then its own error is told, with its path, and not that of a step."""
+    rank = copy_of_h(tmp_path / "dump") / "step0" / "rank2"
+    (rank / "dump.json").write_text('{"a": 1}')
+    text = refused(numprobe(tmp_path, command, rank / named), "E-FMT-012")
+    assert f"where {rank}/dump.json found a (8 bytes) do " in text
+    chosen = refused(numprobe(tmp_path, command, tmp_path / "dump", "--rank", "2"), "E-FMT-012")
+    assert f"where {rank}/dump.json" in chosen
+
+
+@pytest.mark.parametrize("command", ["nan", "inspect"])
+def test_an_empty_path_is_not_the_current_folder(command: str, tmp_path: Path):
+    text = refused(numprobe(copy_of_h(tmp_path / "dump"), command, ""), "E-FMT-001")
+    assert "where '' do check the path" in text
 
 
 def test_a_file_that_is_no_dump(tmp_path: Path):
@@ -142,7 +161,9 @@ def test_one_rank_cannot_be_read(spoil: Callable[[Path], None], status: str, say
     warnings = [line for line in ran.err.splitlines() if line.startswith("! ")]
     assert len(warnings) == 1
     assert says in warnings[0]
-    assert "Read rank 1 too" in ran.err
+    remedies = {"missing": "copy the folder next to the others", "partial": "copy the file again"}
+    assert "Read rank 1 " in ran.err
+    assert remedies.get(status, "check permissions") in ran.err
     rows = json.loads((tmp_path / "out" / "result.json").read_text())["ranks"]
     assert [r["status"] for r in rows] == ["ok", status, "ok", "ok"]
     assert f"| 1 | {status} |" in (tmp_path / "out" / "report.md").read_text()
@@ -245,14 +266,52 @@ def test_odd_content_on_every_rank_changes_no_conclusion(change: Callable[[str],
     assert (found["partial_ranks"], found["missing_ranks"]) == ([], [])
 
 
-def test_control_characters_do_not_reach_the_terminal(tmp_path: Path):
-    """A record's name with an escape sequence is data."""
+CONTROL = ["\x1b[31m", "\u202e", "\n", "\t", "\r", "\u2028", "\u2029", "\x85"]
+
+
+@pytest.mark.parametrize("letter", CONTROL, ids=ascii)
+def test_control_characters_do_not_reach_the_terminal(letter: str, tmp_path: Path):
+    """A record's name with an escape sequence, or a line break is data, shown as an escape."""
     dump = copy_of_h(tmp_path / "dump")
-    rewritten(dump, 2, lambda t: t.replace("Torch.log.0", "Torch.log\\u001b[31m\\u202e.0"))
+    rewritten(dump, 2, lambda t: t.replace("Torch.log.0", f"Torch.log{json.dumps(letter)[1:-1]}.0"))
     ran = numprobe(tmp_path, "nan", dump, "-o", "out", "--lang", "en")
-    assert "Torch.log" in ran.out
-    assert "\x1b" not in ran.out + ran.err
-    assert "\u202e" not in ran.out + ran.err
+    harmless = copy_of_h(tmp_path / "harmless")
+    rewritten(harmless, 2, lambda t: t.replace("Torch.log.0", "Torch.logx.0"))
+    plain = numprobe(tmp_path, "nan", harmless, "-o", "plain", "--lang", "en")
+    assert (ran.code, "Torch.log\\" in ran.out) == (1, True)
+    assert len(ran.out.splitlines()) == len(plain.out.splitlines())
+    assert len(ran.err.splitlines()) == len(plain.err.splitlines())
+    assert letter == "\n" or letter not in ran.out + ran.err
+    again = numprobe(tmp_path, "nan", dump, "-o", "out", "--lang", "en", "--json", "--progress", "json")
+    assert "Torch.log" in again.json["first_anomaly"]["op_name"]
+    json.loads((tmp_path / "out" / "result.json").read_text(encoding="utf-8"))
+
+
+def test_a_very_long_name_is_cut_on_the_terminal_only(tmp_path: Path):
+    dump = copy_of_h(tmp_path / "dump")
+    long = "Torch." + "log" * 4_000
+    rewritten(dump, 2, lambda t: t.replace("Torch.log.0", f"{long}.0"))
+    ran = numprobe(tmp_path, "nan", dump, "-o", "out", "--lang", "en")
+    assert "Torch.loglog" in ran.out
+    assert len(ran.out) < 6_000
+    assert long in (tmp_path / "out" / "report.md").read_text()
+    assert long in (tmp_path / "out" / "result.json").read_text()
+
+
+@pytest.mark.parametrize("begin", ["=", "+", "-", "@"])
+def test_tables_hold_no_formulas(begin: str, tmp_path: Path):
+    """A name from a dump is text to a spreadsheet."""
+    dump = copy_of_h(tmp_path / "dump")
+    rewritten(dump, 2, lambda t: t.replace("Torch.log.0", f"{begin}cmd|x\\u001b!A1.0"))
+    assert numprobe(tmp_path, "nan", dump, "-o", "out", "--compat", "msprobe").code in (1, 3)
+    seen = []
+    for file in (tmp_path / "out").glob("*.csv"):
+        with file.open(newline="", encoding="utf-8") as rows:
+            cells = [cell for row in csv.reader(rows) for cell in row]
+        seen += [cell for cell in cells if "cmd|x" in cell]
+        assert not [c for c in cells if "\x1b" in c or (c.startswith(("=", "+", "-", "@")) and c != "-inf")]
+    assert seen
+    assert all(cell.startswith(f"'{begin}cmd|x\\x1b!A1") for cell in seen)
 
 
 def test_markup_in_names_stays_text(tmp_path: Path):
@@ -286,6 +345,8 @@ USAGE: list[tuple[tuple[str, ...], str, str]] = [
     (("nan", "d", "--lang", "fr"), "E-USE-006", "do write zh or en"),
     (("nan", "d", "--compat", "x"), "E-USE-007", "do write msprobe"),
     (("nan", "d", "--progress", "x"), "E-USE-007", "do write auto or json"),
+    (("nan", "d", "--exclude", ""), "E-USE-007", "an empty name do write the name of a record"),
+    (("nan", "d", "--exclude", "Torch.log", "--exclude", " "), "E-USE-007", "an empty name"),
     (("nan", "d", "--executor", "ray"), "E-USE-007", "do write local"),
     (("inspect", "d", "--rank", "99"), "E-USE-005", "--rank leaves no rank"),
     (("synth", "nan"), "E-USE-008", "no output folder do add -o DIR"),

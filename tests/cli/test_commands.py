@@ -158,7 +158,7 @@ HEAVY = ("polars", "pyarrow", "duckdb", "pandas", "torch", "rich", "jinja2")
 LOADED = """
 import sys
 from numprobe.cli.common import guarded
-from numprobe.cli.main import app
+from numprobe.cli.app import app
 sys.argv = ["numprobe", *sys.argv[1:]]
 code = guarded(app)
 print(code, *sorted({m.split(".")[0] for m in sys.modules}), file=sys.stderr)

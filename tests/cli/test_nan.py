@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -105,7 +106,8 @@ def test_progress_as_json_lines(tmp_path: Path):
     assert [(e["stage"], e["of"], e["state"]) for e in events if e["state"] == "done"] == [
         (n, 5, "done") for n in range(1, 6)
     ]
-    assert {"stage", "of", "name", "done", "total", "eta_s", "note", "state", "elapsed_s"} == set(events[0])
+    assert {e["kind"] for e in events} == {"progress"}
+    assert {"kind", "stage", "of", "name", "done", "total", "eta_s", "note", "state", "elapsed_s"} == set(events[0])
     scanned = next(e for e in events if e["stage"] == 2 and e["state"] == "done")
     assert (scanned["name"], scanned["done"], scanned["total"]) == ("nan.stage.scan", 4, 4)
     assert ran.json["verdict"] == "overflow_found"
@@ -131,6 +133,30 @@ def test_verbose_prints_the_map_of_ranks(tmp_path: Path):
     assert "vvSv" in numprobe(tmp_path, "nan", H, "-o", "out", "--verbose", "--lang", "en").out.replace(" ", "")
 
 
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_with_json_progress_warnings_and_errors_are_json_too(lang: str, tmp_path: Path):
+    dump = copy_of_h(tmp_path / "dump")
+    shutil.rmtree(dump / "step0" / "rank0")
+    os.truncate(dump / "step0" / "rank1" / "dump.json", 60_000)
+    (dump / "step0" / "rank3" / "dump.json").write_text("[1]")
+    arguments = ("nan", dump, "--progress", "json", "--lang", lang)
+    for encoding in ("utf-8", "ascii", "gbk"):
+        ran = process(tmp_path, *arguments, "-o", encoding, "--json", PYTHONIOENCODING=encoding)
+        events = [json.loads(line) for line in ran.err.splitlines()]
+        warnings = [e for e in events if e["kind"] == "warning"]
+        assert {e["kind"] for e in events} == {"progress", "warning"}
+        assert [(w["code"], w["where"]) for w in warnings] == [
+            ("E-FMT-020", "rank0/dump.json"),
+            ("E-FMT-021", "rank1/dump.json"),
+            ("E-FMT-011", "rank3/dump.json"),
+        ]
+        assert all(w["what"] and w["do"] for w in warnings)
+    (error,) = [json.loads(line) for line in numprobe(tmp_path, "nan", "gone", "--progress=json").err.splitlines()]
+    assert (error["kind"], error["code"], error["where"]) == ("error", "E-FMT-001", "gone")
+    (error,) = [json.loads(x) for x in numprobe(tmp_path, "nan", "x", "--progress", "json", "--no").err.splitlines()]
+    assert (error["kind"], error["code"]) == ("error", "E-USE-001")
+
+
 # --- choices ---------------------------------------------------------------------------------------------------------
 
 
@@ -151,6 +177,13 @@ def test_an_exclusion_gives_the_next_candidate(tmp_path: Path):
     assert (without.json["source_ranks"], without.json["first_anomaly"]["op_name"]) == ([0, 1], "Torch.mul.4.forward")
     nothing = numprobe(tmp_path, "nan", groups, "-o", "c", "--json", "--exclude", "Torch.mul.", "--exclude", "Dist")
     assert nothing.json["source_ranks"] == []
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_an_exclusion_that_matches_nothing_is_said(lang: str, tmp_path: Path):
+    ran = numprobe(tmp_path, "nan", H, "-o", "out", "--exclude", "Torch.no_such", "--lang", lang)
+    assert ran.code == 1
+    assert {"en": "matched no candidate: Torch.no_such", "zh": "未匹配任何候选：Torch.no_such"}[lang] in ran.out
 
 
 def test_more_nodes(tmp_path: Path):
@@ -302,6 +335,29 @@ def test_the_dump_is_never_written_to(tmp_path: Path):
     assert tree(dump) == before
 
 
+@pytest.mark.parametrize("named", ["rank2", "rank2/dump.json"])
+@pytest.mark.parametrize("out", ["dump", "dump/x", "dump/step0/x", "dump/step0/rank1/x", "dump/step0/rank2/x"])
+def test_no_output_lies_around_a_rank_that_is_named(named: str, out: str, tmp_path: Path):
+    dump = copy_of_h(tmp_path / "dump")
+    before = tree(dump)
+    ran = numprobe(tmp_path, "nan", dump / "step0" / named, "-o", out)
+    assert (ran.code, "E-OUT-003" in ran.err) == (2, True)
+    assert tree(dump) == before
+    assert numprobe(tmp_path, "nan", dump / "step0" / named, "-o", "out").code == 1
+
+
+def test_the_default_output_does_not_lie_in_the_step(tmp_path: Path):
+    dump = copy_of_h(tmp_path / "dump")
+    shutil.copytree(dump / "step0", dump / "some_step")
+    for step in ("step0", "some_step"):  # known by its name, or by the other ranks in it
+        ran = numprobe(dump / step, "nan", "rank2/dump.json", XDG_CACHE_HOME=str(tmp_path / ".cache"))
+        assert (ran.code, "E-OUT-003" in ran.err) == (2, True)
+        assert not (dump / step / "numprobe_out").exists()
+    alone = tmp_path / "alone"
+    shutil.copytree(dump / "step0" / "rank2", alone / "rank2")
+    assert numprobe(alone, "nan", "rank2").code == 1  # nothing says that it lies in a dump
+
+
 def test_a_cache_that_cannot_be_written_does_not_matter(tmp_path: Path):
     (tmp_path / "file").write_text("")
     ran = numprobe(tmp_path, "nan", H, "-o", "out", "--json", XDG_CACHE_HOME=str(tmp_path / "file"))
@@ -326,7 +382,9 @@ def test_an_interrupted_run_is_marked_and_can_be_run_again(tmp_path: Path):
         rest = running.stderr.read()
         assert running.wait(timeout=60) == 130
     assert "Traceback" not in rest
-    assert [json.loads(line)["state"] for line in rest.splitlines()][-1] == "interrupted"
+    *_, last, told = [json.loads(line) for line in rest.splitlines()]
+    assert last["state"] == "interrupted"
+    assert told == {"kind": "interrupted", "what": "interrupted"}
     manifest = json.loads((tmp_path / "out" / "run.json").read_text())
     assert (manifest["status"], "report.md" in [a["name"] for a in manifest["artifacts"]]) == ("interrupted", False)
     again = numprobe(tmp_path, *arguments, "--json")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from numprobe.cli.main import app
+from numprobe.cli.app import app
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])

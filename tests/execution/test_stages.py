@@ -51,6 +51,7 @@ def test_no_estimate_before_it_means_something(clock: list[float]):
 def test_an_event_as_json():
     event = Progress(2, 5, "nan.stage.scan", 3, 8, 1.5, "12 MB")
     assert msgspec.json.decode(msgspec.json.encode(event)) == {
+        "kind": "progress",
         "stage": 2,
         "of": 5,
         "name": "nan.stage.scan",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
+import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
     from numprobe.report.terminal import Style
 
 LANGUAGES = ("zh", "en")
+INTERRUPTED = 130
+NO_ROOM = {getattr(errno, name, 0) for name in ("ENOSPC", "EDQUOT", "EFBIG", "EIO")}
 
 Out = typer.Option(None, "-o", "--out", help="Output folder; default ./numprobe_out/<skill>-<UTC time>.", metavar="DIR")
 Json = typer.Option(False, "--json", help="One JSON object on stdout, everything else on stderr.")
@@ -28,10 +33,45 @@ Quiet = typer.Option(False, "--quiet", help="No progress, no colour.")
 Debug = typer.Option(False, "--debug", help="Show a traceback where the tool itself fails.")
 
 
+_received: list[int] = []  # signals other than Ctrl-C that ended the run
+
+
+def end_on_signals() -> None:
+    """SIGTERM and SIGHUP end a run as Ctrl-C does: what was done is kept and marked, no process stays behind."""
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) == signal.SIG_DFL:  # nohup has it ignored
+            signal.signal(number, _end)
+
+
+def _end(number: int, frame: object) -> None:
+    _received.append(number)
+    for descriptor in (1, 2):  # a terminal that was closed cannot be told anything
+        try:
+            os.write(descriptor, b"")
+        except OSError:
+            _to_nowhere(descriptor)
+    raise KeyboardInterrupt
+
+
 def guarded(app: Callable[..., Any]) -> int:
     """Run a command line; errors become one message and an exit code."""
+    _prepare_streams()
+    code = _code_of(app)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader of our output has gone
+        _to_nowhere(sys.stdout.fileno())
+    except OSError as error:
+        return _no_output(error)
+    return code
+
+
+def _code_of(app: Callable[..., Any]) -> int:
     try:
         code = app(prog_name="numprobe", standalone_mode=False)
+        if code == INTERRUPTED:  # what typer makes of a KeyboardInterrupt
+            return _interrupted()
         return code if isinstance(code, int) else 0
     except typer.TyperException as error:
         return bad_usage(error)
@@ -43,16 +83,74 @@ def guarded(app: Callable[..., Any]) -> int:
         show_error(error)
         return 4 if error.code.startswith("E-EXE") else 2
     except KeyboardInterrupt:
-        return 130
+        return _interrupted()
     except BrokenPipeError:  # the reader of our output has gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _to_nowhere(sys.stdout.fileno())
         return 0
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in NO_ROOM and error.filename is None:
+            return _no_output(error)  # what is written to files has errors of its own
         if "--debug" in sys.argv:
             traceback.print_exc()
         else:
-            print(f"numprobe failed: {type(error).__name__}: {error} (--debug shows where)", file=sys.stderr)
+            _tell("error", f"numprobe failed: {type(error).__name__}: {error} (--debug shows where)")
         return 4
+
+
+def _prepare_streams() -> None:
+    """Give closed streams the null device; let every text through: what a stream cannot encode is escaped."""
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            _to_nowhere(descriptor)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(descriptor, "r" if name == "stdin" else "w", encoding="utf-8", closefd=False))  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _to_nowhere(descriptor: int) -> None:
+    null = os.open(os.devnull, os.O_RDWR)
+    if null == descriptor:  # it was closed, so that it is the lowest free one
+        os.set_inheritable(null, True)
+    else:
+        os.dup2(null, descriptor)
+        os.close(null)
+
+
+def _no_output(error: OSError) -> int:
+    _to_nowhere(sys.stdout.fileno())
+    show_error(
+        NumprobeError(
+            "E-OUT-002",
+            "the output cannot be written: {reason}",
+            where="stdout",
+            do="free space, or send it elsewhere",
+            reason=error.strerror or str(error),
+        )
+    )
+    return 2
+
+
+def _interrupted() -> int:
+    from numprobe.report.messages import say
+
+    kept = sys.argv[1:2] in (["nan"], ["inspect"]) and "--no-cache" not in sys.argv
+    _tell("interrupted", say(language(_written("--lang", LANGUAGES)), "interrupted.kept" if kept else "interrupted"))
+    return 128 + _received[0] if _received else INTERRUPTED
+
+
+def _tell(kind: str, text: str) -> None:
+    """A line on stderr; with ``--progress json`` an object as all the others there."""
+    if _written("--progress", ("json",)):
+        from numprobe.report.progress import json_line
+
+        print(json_line({"kind": kind, "what": text}, sys.stderr), file=sys.stderr)
+    else:
+        mark = "" if kind == "error" else f"{style(sys.stderr).symbol(kind)} "
+        print(f"{mark}{text}", file=sys.stderr)
 
 
 def bad_usage(error: Any) -> int:
@@ -97,11 +195,21 @@ def style(stream: Any, *, quiet: bool = False) -> Style:
 
 
 def show_error(error: NumprobeError) -> None:
-    from numprobe.report.errors import render_error
+    from numprobe.report.errors import error_object, render_error
 
-    words = [w for a in sys.argv for w in (a.split("=", 1) if a.startswith("--lang=") else [a])]
-    lang = next((a for o, a in pairwise(words) if o == "--lang" and a in LANGUAGES), None)
-    print(render_error(error, language(lang), style(sys.stderr)), file=sys.stderr)
+    lang = language(_written("--lang", LANGUAGES))
+    if _written("--progress", ("json",)):
+        from numprobe.report.progress import json_line
+
+        print(json_line(error_object(error, lang), sys.stderr), file=sys.stderr)
+    else:
+        print(render_error(error, lang, style(sys.stderr)), file=sys.stderr)
+
+
+def _written(option: str, allowed: Sequence[str]) -> str | None:
+    """What the command line says for an option, also where it could not be parsed; None for anything else."""
+    words = [w for a in sys.argv for w in (a.split("=", 1) if a.startswith(f"{option}=") else [a])]
+    return next((a for o, a in pairwise(words) if o == option and a in allowed), None)
 
 
 def ranges(text: str | None, option: str) -> frozenset[int] | None:

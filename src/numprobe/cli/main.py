@@ -1,55 +1,18 @@
-"""Entry point of the ``numprobe`` command: one Typer application, one module a command."""
+"""Entry point of the ``numprobe`` command. Loads nothing before it can be interrupted without a traceback."""
 
 from __future__ import annotations
 
 import sys
 
-import typer
-
-from numprobe.cli import common
-
-app = typer.Typer(
-    name="numprobe",
-    help="Finds where the numbers of a model went wrong, and why.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-synth_app = typer.Typer(help="Simulated dumps with known truth.", no_args_is_help=True, rich_markup_mode=None)
-app.add_typer(synth_app, name="synth")
-
-
-def _version(value: bool) -> None:
-    if value:
-        from numprobe._version import __version__
-
-        print(f"numprobe {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def main(
-    version: bool = typer.Option(
-        False, "--version", callback=_version, is_eager=True, help="Print the version and exit."
-    ),
-) -> None:
-    """Finds where the numbers of a model went wrong, and why."""
-
-
-def _register() -> None:
-    from numprobe.cli import demo, inspect, nan, synth
-
-    app.command("nan")(nan.nan)
-    app.command("inspect")(inspect.inspect)
-    app.command("demo")(demo.demo)
-    synth_app.command("nan")(synth.synth_nan)
-
-
-_register()
-
 
 def run() -> None:
-    """Run the command line; the exit code is that of the command (design: 0, 1, 2, 3, 4, 130)."""
-    sys.exit(common.guarded(app))
+    """Run the command line; the exit code is that of the command (0, 1, 2, 3, 4, or 128 + the signal that ended it)."""
+    try:
+        from numprobe.cli import common
+        from numprobe.cli.app import app
+
+        common.end_on_signals()
+        code = common.guarded(app)
+    except KeyboardInterrupt:  # while modules are loaded, or once more while a run ends
+        code = 130
+    sys.exit(code)

@@ -11,7 +11,7 @@ from numprobe.cli import common
 
 
 def nan(
-    dump: Path = typer.Argument(..., help="Step folder, rank folder, folder of steps, proc<pid>, or a dump.json."),
+    dump: str = typer.Argument(..., help="Step folder, rank folder, folder of steps, proc<pid>, or a dump.json."),
     out: Path = common.Out,
     as_json: bool = common.Json,
     step: str = common.Step,
@@ -25,7 +25,7 @@ def nan(
     lang: str = common.Lang,
     compat: str = typer.Option(None, "--compat", help="msprobe: also write its file names.", metavar="NAME"),
     progress: str = typer.Option(
-        "auto", "--progress", help="auto or json (one line an event on stderr).", metavar="HOW"
+        "auto", "--progress", help="auto or json (stderr holds JSON lines only).", metavar="HOW"
     ),
     full_digest: bool = typer.Option(False, "--full-digest", help="Digest the inputs whole, not only their edges."),
     no_cache: bool = typer.Option(False, "--no-cache", help="Neither read nor write the per-rank cache."),

@@ -24,6 +24,8 @@ def synth_nan(
     debug: bool = common.Debug,
 ) -> None:
     """Write a dump whose cause is known; truth.json beside the steps says what it is."""
+    from numprobe.report.run_folder import writing
+    from numprobe.report.terminal import printable
     from numprobe.synth import SCENARIOS, simulate
 
     names = list(SCENARIOS)
@@ -40,10 +42,13 @@ def synth_nan(
             scenario=scenario,
             names=", ".join(names),
         )
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise NumprobeError("E-OUT-001", "the output folder is not empty", where=str(out), do="choose another -o")
-    truth = simulate(scenario, out, seed=seed, size=named_size(size))
-    print(f"{out}  {scenario}, seed {seed}: {truth.verdict}, {truth.cls or '-'}, ranks {truth.source_ranks}")
+    wanted = named_size(size)
+    with writing(out):
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise NumprobeError("E-OUT-001", "the output folder is not empty", where=str(out), do="choose another -o")
+        truth = simulate(scenario, out, seed=seed, size=wanted)
+    found = f"{truth.verdict}, {truth.cls or '-'}, ranks {truth.source_ranks}"
+    print(printable(f"{out}  {scenario}, seed {seed}: {found}"))
 
 
 def named_size(text: str) -> Size:

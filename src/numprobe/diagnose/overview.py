@@ -11,13 +11,14 @@ from pathlib import Path
 import numpy as np
 
 from numprobe.execution.executor import choose
-from numprobe.formats.dump import load_index, open_dump
-from numprobe.formats.layout import RankFolder, choose_steps, none_readable
+from numprobe.formats.dump import load_index, nothing_readable, open_dump
+from numprobe.formats.layout import RankFolder, choose_steps
 from numprobe.formats.msprobe.index import RankIndex
 from numprobe.record.errors import NumprobeError
 from numprobe.record.nonfinite import DIRTY
 from numprobe.report import numbers
 from numprobe.report.messages import GENERIC, Catalogue
+from numprobe.report.run_folder import plain
 from numprobe.report.terminal import Cell, Style, columns, pad, soft, table, wrap
 
 CATALOGUE = Catalogue((Path(__file__).parent / "overview_messages", *GENERIC.folders))
@@ -87,7 +88,7 @@ class Overview:
 
 
 def inspect(
-    path: Path, steps: frozenset[int] | None = None, ranks: frozenset[int] | None = None, jobs: int | None = None
+    path: str | Path, steps: frozenset[int] | None = None, ranks: frozenset[int] | None = None, jobs: int | None = None
 ) -> Overview:
     """Look at every rank's index.
 
@@ -105,7 +106,8 @@ def inspect(
         seen[places[position]] = one
         values += leaves
     if not any(one.status in ("ok", "partial") for one in seen.values()):
-        raise none_readable(path, [f"{one.key}: {one.note or one.status}" for one in seen.values()])
+        reasons = [f"{one.key}: {one.note or one.status}" for one in seen.values()]
+        raise nothing_readable(Path(path), [r for r, _ in tasks], reasons)
     found = tuple(
         StepOverview(s.step, tuple(seen[i, r.key] for r in members)) for i, (s, members) in enumerate(folders)
     )
@@ -148,35 +150,37 @@ def _look(task: tuple[RankFolder, Path | None]) -> tuple[RankOverview, int]:
     )
 
 
-def as_json(found: Overview) -> str:
+def as_json(found: Overview, *, ascii_only: bool = False) -> str:
     """The object of ``inspect --json`` (refinement 56), with what else is known."""
     return json.dumps(
-        {
-            "framework": found.first("framework"),
-            "task": found.first("task"),
-            "level": found.first("level"),
-            "steps": [
-                {
-                    "step": s.step,
-                    "ranks": s.numbers("ok", "partial"),
-                    "partial": s.numbers("partial"),
-                    "missing": s.numbers("missing", "unreadable"),
-                }
-                for s in found.steps
-            ],
-            "ops": sum(r.ops for r in found.ranks),
-            "values": found.values,
-            "nonfinite_ops": sum(r.nonfinite_ops for r in found.ranks),
-            "skills": found.skills,
-            "bytes": sum(r.size for r in found.ranks),
-            "problems": [
-                {"step": s.step, "rank": r.key, "status": r.status, "note": r.note}
-                for s in found.steps
-                for r in s.ranks
-                if r.status != "ok"
-            ],
-        },
-        ensure_ascii=False,
+        plain(
+            {
+                "framework": found.first("framework"),
+                "task": found.first("task"),
+                "level": found.first("level"),
+                "steps": [
+                    {
+                        "step": s.step,
+                        "ranks": s.numbers("ok", "partial"),
+                        "partial": s.numbers("partial"),
+                        "missing": s.numbers("missing", "unreadable"),
+                    }
+                    for s in found.steps
+                ],
+                "ops": sum(r.ops for r in found.ranks),
+                "values": found.values,
+                "nonfinite_ops": sum(r.nonfinite_ops for r in found.ranks),
+                "skills": found.skills,
+                "bytes": sum(r.size for r in found.ranks),
+                "problems": [
+                    {"step": s.step, "rank": r.key, "status": r.status, "note": r.note}
+                    for s in found.steps
+                    for r in s.ranks
+                    if r.status != "ok"
+                ],
+            }
+        ),
+        ensure_ascii=ascii_only,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 
-class Progress(msgspec.Struct, frozen=True):
+class Progress(msgspec.Struct, frozen=True, tag_field="kind", tag="progress"):
     """A stage's state. ``name`` is a message key; ``note`` is worded text, shown as it stands.
 
     ``state``: ``running`` | ``done`` | ``interrupted`` | ``failed``. ``total`` is 0 where the amount of work is unknown;

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from numprobe.formats import cache
-from numprobe.formats.layout import DumpLayout, RankFolder, StepFolder, find_layout
+from numprobe.formats.layout import DumpLayout, RankFolder, StepFolder, find_layout, none_readable
 from numprobe.formats.msprobe.index import RankIndex
 from numprobe.formats.msprobe.members import UndecodableMember, record_from
 from numprobe.formats.msprobe.reference import Damage
@@ -236,8 +236,20 @@ class Dump:
 
 def open_dump(path: str | Path, *, use_cache: bool = True) -> Dump:
     """Open what lies at ``path``: a step folder, a rank folder, ``proc<pid>``, a folder of steps or a single dump.json.
+def nothing_readable(where: Path, places: Sequence[RankFolder], reasons: Sequence[str]) -> NumprobeError:
+    """The error of a step of which no rank could be read: that of the file where there is one only, else E-FMT-014."""
+    if len(places) == 1 and not places[0].problem:
+        try:
+            load_index(places[0].dump)
+        except NumprobeError as error:
+            return error
+    return none_readable(where, reasons)
+
+
 
     Raises:
         NumprobeError: E-FMT-001 no such path, E-FMT-002 nothing to read there, E-FMT-003 folders of two jobs.
     """
     return Dump(find_layout(Path(path)), cache.cache_folder() if use_cache else None)
+    if not str(path):  # Path("") is the current folder
+        raise NumprobeError("E-FMT-001", "no such file or folder", where="''", do="check the path")

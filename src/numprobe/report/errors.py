@@ -26,6 +26,12 @@ def render_error(error: NumprobeError, lang: str, style: Style) -> str:
     return "\n".join(lines)
 
 
+def error_object(error: NumprobeError, lang: str) -> dict[str, str]:
+    """The error as one of the JSON lines of ``--progress json``."""
+    error = error.translated(error_texts(lang))
+    return {"kind": "error", "code": error.code, "what": error.what, **dict(error.lines())}
+
+
 @lru_cache(maxsize=4)
 def error_texts(lang: str) -> Mapping[str, str]:
     """The templates of errors in a language, by the English ones that the code raises; English itself needs none."""

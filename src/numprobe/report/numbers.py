@@ -80,8 +80,11 @@ def duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 599.5 else f"{seconds / 60:.0f} min"
 
 
-def ranges(numbers: Iterable[int]) -> str:
-    """Rank numbers in the syntax of ``--rank``: ``0,3,8-15``, with a space after each comma for reading."""
+def ranges(numbers: Iterable[int], comma: str = ", ") -> str:
+    """Rank numbers in the syntax of ``--rank``: ``0,3,8-15``, with a space after each comma for reading.
+
+    Within a sentence, ``comma`` is that of its language.
+    """
     spans: list[list[int]] = []
     for number in sorted(set(numbers)):
         if spans and number == spans[-1][1] + 1:
@@ -94,7 +97,7 @@ def ranges(numbers: Iterable[int]) -> str:
             parts.extend(str(number) for number in range(first, last + 1))
         else:
             parts.append(f"{first}-{last}")
-    return ", ".join(parts)
+    return comma.join(parts)
 
 
 def shape(dims: Iterable[int] | None) -> str:

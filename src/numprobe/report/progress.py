@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import IO
 
-import msgspec
-
 from numprobe.execution.progress import Progress
 from numprobe.report import numbers
+from numprobe.report.language import is_utf8
 from numprobe.report.messages import Catalogue
+from numprobe.report.run_folder import plain
 from numprobe.report.terminal import Style, columns, pad, printable, wrap
 
 LIVE_EVERY_S = 0.1
@@ -19,6 +20,11 @@ LINE_EVERY_S = 10.0
 ETA_FROM_S = 5.0
 BAR_FROM_COLUMNS = 100
 BAR_CELLS = 20
+
+
+def json_line(value: object, stream: IO[str]) -> str:
+    """One line of strict JSON: in UTF-8, or in ASCII where the stream has another encoding."""
+    return json.dumps(plain(value), ensure_ascii=not is_utf8(getattr(stream, "encoding", None)))
 
 
 @dataclass
@@ -34,7 +40,7 @@ class JsonProgress:
         if event.state == "running" and now - self._last < LIVE_EVERY_S:
             return
         self._last = now
-        self.stream.write(msgspec.json.encode(event).decode() + "\n")
+        self.stream.write(json_line(event, self.stream) + "\n")
         self.stream.flush()
 
     def close(self) -> None:

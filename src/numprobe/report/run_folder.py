@@ -12,7 +12,8 @@ import io
 import json
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import msgspec
 
 from numprobe._version import __version__
 from numprobe.record.errors import NumprobeError
+from numprobe.report.terminal import encodable, printable
 
 MANIFEST = "run.json"
 
@@ -46,30 +48,38 @@ class RunFolder:
 
     def write_text(self, name: str, text: str) -> None:
         part = self.path / f".{name}.part"
-        part.write_text(text, encoding="utf-8", newline="\n")
-        part.replace(self.path / name)
+        with writing(self.path):
+            try:
+                part.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
+                part.replace(self.path / name)
+            except BaseException:
+                with suppress(OSError):
+                    part.unlink(missing_ok=True)
+                raise
         if name not in self.artifacts and name != MANIFEST:
             self.artifacts.append(name)
 
     def write_json(self, name: str, value: object) -> None:
-        """Strict JSON: NaN and infinities are the strings ``nan``, ``inf``, ``-inf``."""
+        """Strict JSON in UTF-8: NaN and infinities are the strings ``nan``, ``inf``, ``-inf``."""
         self.write_text(name, json.dumps(plain(value), ensure_ascii=False, indent=1) + "\n")
 
     def write_csv(self, name: str, head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        """A table whose cells are data to a spreadsheet too: text that would be a formula there has a ``'`` in front."""
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(head)
-        writer.writerows(rows)
+        writer.writerows([_cell(value) for value in row] for row in rows)
         self.write_text(name, out.getvalue())
 
     def finish(self, status: str, **more: object) -> None:
         self.manifest.update(more)
         self.manifest["status"] = status
         self.manifest["ended"] = _now()
-        self.manifest["artifacts"] = [
-            {"name": n, "blake2b": hashlib.blake2b((self.path / n).read_bytes(), digest_size=16).hexdigest()}
-            for n in self.artifacts
-        ]
+        with writing(self.path):
+            self.manifest["artifacts"] = [
+                {"name": n, "blake2b": hashlib.blake2b((self.path / n).read_bytes(), digest_size=16).hexdigest()}
+                for n in self.artifacts
+            ]
         self.write_json(MANIFEST, self.manifest)
 
 
@@ -81,7 +91,7 @@ def open_run(skill: str, out: Path | None, inputs: dict[str, object], options: d
     """
     folder = out or default_folder(skill)
     same = {"skill": skill, "inputs": plain(inputs), "options": plain(options)}
-    try:
+    with writing(folder):
         if folder.exists() and not folder.is_dir():
             raise NumprobeError(
                 "E-OUT-001", "the output is a file, not a folder", where=str(folder), do="choose another -o"
@@ -91,15 +101,22 @@ def open_run(skill: str, out: Path | None, inputs: dict[str, object], options: d
         folder.mkdir(parents=True, exist_ok=True)
         run = RunFolder(folder, {**same, "version": __version__, "status": "running", "begun": _now()})
         run.write_json(MANIFEST, run.manifest)
+    return run
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Inside, only the output is read and written: an error of the operating system becomes E-OUT-002."""
+    try:
+        yield
     except OSError as error:
         raise NumprobeError(
             "E-OUT-002",
             "the output folder cannot be written: {reason}",
             where=str(folder),
-            do="choose another -o",
+            do="free space there, or choose another -o",
             reason=error.strerror or str(error),
         ) from None
-    return run
 
 
 def _same_run(folder: Path, same: dict[str, object]) -> None:
@@ -117,18 +134,28 @@ def _same_run(folder: Path, same: dict[str, object]) -> None:
 
 
 def plain(value: object) -> Any:
-    """Builtin types only; non-finite floats as strings."""
+    """Builtin types only, for strict JSON in UTF-8: non-finite floats as strings, other bytes in names escaped."""
     return _plain(msgspec.to_builtins(value, str_keys=True))
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
+        return {encodable(k) if isinstance(k, str) else k: _plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(v) for v in value]
+    if isinstance(value, str):
+        return encodable(value)
     if isinstance(value, float) and not math.isfinite(value):
         return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
     return value
+
+
+def _cell(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    text = printable(value)
+    formula = text.startswith(("=", "+", "-", "@")) and text != "-inf"
+    return f"'{text}" if formula else text
 
 
 def _now() -> str:

@@ -1,7 +1,7 @@
 """Plain text for terminals: what one can show, how wide text is, and how it wraps.
 
 A Han character takes two columns. Operator names may wrap after a dot, marked by a zero-width space that
-:func:`wrap` turns into a line break or drops; they are never cut.
+:func:`wrap` turns into a line break or drops; only those of more than 300 characters are cut, in the middle.
 """
 
 from __future__ import annotations
@@ -54,7 +54,10 @@ _COLOURS = {
 _CLOSING = set("，。；：？！、）】》」』”’,.;:?!)]}%")
 _OPENING = set("（【《「『“‘([{")
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
-_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_SURROGATES = "\ud800-\udfff"  # bytes of a file's name that are no UTF-8, and halves of characters
+_SURROGATE = re.compile(f"[{_SURROGATES}]")
+_UNPRINTABLE = re.compile(f"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069{_SURROGATES}]")
+LONGEST_NAME, NAME_HEAD, NAME_TAIL = 300, 200, 90
 
 
 @dataclass(frozen=True)
@@ -90,13 +93,29 @@ def style_of(stream: IO[str], environ: Mapping[str, str], *, quiet: bool = False
 
 
 def printable(text: str) -> str:
-    """Control and direction-changing characters as escapes, so that a name in a dump cannot drive the terminal."""
-    return _UNPRINTABLE.sub(lambda found: found.group().encode("unicode_escape").decode("ascii"), text)
+    """Control, line-breaking and direction-changing characters as escapes: a name in a dump cannot drive the terminal."""
+    return _UNPRINTABLE.sub(_escaped, text)
+
+
+def encodable(text: str) -> str:
+    """What UTF-8 has no bytes for as escapes: ``\\xff`` for a byte of a file's name that is no text."""
+    return _SURROGATE.sub(_escaped, text)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    code = ord(found.group())
+    if 0xDC80 <= code <= 0xDCFF:  # how Python keeps a byte that it cannot decode
+        return f"\\x{code - 0xDC00:02x}"
+    return found.group().encode("unicode_escape").decode("ascii")
 
 
 def soft(name: str) -> str:
     """An operator name or path that :func:`wrap` may break after dots."""
-    return SOFT.join(name_pieces(printable(name)))
+    return SOFT.join(name_pieces(printable(_cut(name))))
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= LONGEST_NAME else f"{name[:NAME_HEAD]}...{name[-NAME_TAIL:]}"
 
 
 def unbroken(text: str) -> str:
@@ -110,8 +129,10 @@ def joined(pieces: Iterable[Piece], style: Style | None = None) -> str:
     for piece in pieces:
         if not isinstance(piece, Mark):
             out.append(printable(piece))
-        elif piece.kind in ("op", "path"):
+        elif piece.kind == "op":
             out.append(soft(piece.text))
+        elif piece.kind == "path":  # to be copied: never cut
+            out.append(SOFT.join(name_pieces(printable(piece.text))))
         elif piece.kind == "bad" and style is not None:
             out.append(style.paint(printable(piece.text), "bad"))
         else:

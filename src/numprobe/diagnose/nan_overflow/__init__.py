@@ -46,7 +46,7 @@ def run(
     if jobs is not None:
         options = replace(options, jobs=jobs)
     analysis, _ = run_to_folder(
-        Path(dump), options, Path(out) if out else None, lang=lang, compat=compat, listener=listener or ignore
+        dump, options, Path(out) if out else None, lang=lang, compat=compat, listener=listener or ignore
     )
     return analysis.result
 

@@ -4,28 +4,38 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import sys
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from numprobe.diagnose.nan_overflow.artifacts import write_artifacts
 from numprobe.diagnose.nan_overflow.messages import CATALOGUE, say
 from numprobe.diagnose.nan_overflow.page.screen import render_json_line, render_rank_map, render_terminal
+from numprobe.diagnose.nan_overflow.result import RankRow
 from numprobe.diagnose.nan_overflow.skill import STAGES, Analysis, NanOptions, analyse
 from numprobe.execution.memory import without_collector
+from numprobe.execution.progress import Progress
 from numprobe.execution.stages import Listener, ignore
-from numprobe.formats.dump import open_dump
+from numprobe.formats.dump import Dump, open_dump
 from numprobe.record.errors import NumprobeError
-from numprobe.report.progress import progress_display
+from numprobe.report.language import is_utf8
+from numprobe.report.progress import json_line, progress_display
 from numprobe.report.run_folder import RunFolder, open_run
 from numprobe.report.terminal import Style, printable
 
 MAX_WARNINGS = 8
 CODES = {"missing": "E-FMT-020", "partial": "E-FMT-021"}  # an unreadable rank's reason has its own
+REMEDIES = {"missing": "check.read_missing", "partial": "check.read_partial", "unreadable": "check.read_unreadable"}
+_CODE = re.compile(r"E-[A-Z]{3}-[0-9]{3}")
 
 
 def run_to_folder(
-    dump: Path,
+    dump: str | Path,
     options: NanOptions | None,
     out: Path | None,
     *,
@@ -41,24 +51,47 @@ def run_to_folder(
     """
     options = options or NanOptions()
     opened = open_dump(dump, use_cache=options.use_cache)  # a wrong path fails before an output folder is made
-    _refuse_inside(opened.root, out)
-    run = open_run("nan", out, {"dump": str(dump.resolve())}, _manifest_options(options, lang, compat))
+    _refuse_inside(opened, out)
+    told = _Told(listener)
+    run = open_run("nan", out, {"dump": str(Path(dump).resolve())}, _manifest_options(options, lang, compat))
     try:
         with without_collector():
-            analysis = analyse(opened, options, listener, lang=lang)
+            analysis = analyse(opened, options, told, lang=lang)
             write_artifacts(run, analysis, lang, compat=compat)
     except KeyboardInterrupt:
-        run.finish("interrupted")
+        told.interrupted()
+        _mark(run, "interrupted")
         raise
     except BaseException:
-        run.finish("failed")
+        _mark(run, "failed")
         raise
     run.finish("done", timings=analysis.timings, input_files=_inputs(analysis, full_digest))
     return analysis, run
 
 
+@dataclass
+class _Told:
+    """Passes events on, and knows the last one: an interrupt between two stages, or while files are written, is told too."""
+
+    listener: Listener
+    last: Progress | None = None
+
+    def __call__(self, event: Progress) -> None:
+        self.last = event
+        self.listener(event)
+
+    def interrupted(self) -> None:
+        if self.last is not None and self.last.state != "interrupted":
+            self(replace(self.last, state="interrupted", eta_s=None))
+
+
+def _mark(run: RunFolder, state: str) -> None:
+    with suppress(NumprobeError):  # the disk is full: what made the run end is the news
+        run.finish(state)
+
+
 def run_command(
-    dump: Path,
+    dump: str | Path,
     options: NanOptions,
     *,
     style_out: Style,
@@ -81,50 +114,91 @@ def run_command(
     finally:
         display.close()
     result = analysis.result
-    for line in _unread(analysis, lang, style_err):
-        print(line, file=sys.stderr)
+    if progress == "json":
+        for warning in _warnings(analysis, lang):
+            print(json_line(warning, sys.stderr), file=sys.stderr)
+    else:
+        for line in _unread(analysis, lang, style_err):
+            print(line, file=sys.stderr)
     folder = run.path.as_posix()
     try:
         if as_json:
-            print(render_json_line(result, folder))
+            print(render_json_line(result, folder, ascii_only=not is_utf8(sys.stdout.encoding)))
         else:
             print(render_terminal(result, lang, style_out, "" if verbose else f"{folder}/report.html"))
             if verbose:
-                print(
-                    f"\n{render_rank_map(result, lang, style_out)}\n\n{say(lang, 'screen.report')}  {folder}/report.html"
-                )
+                report = printable(f"{folder}/report.html")
+                print(f"\n{render_rank_map(result, lang, style_out)}\n\n{say(lang, 'screen.report')}  {report}")
         sys.stdout.flush()
     except BrokenPipeError:  # the reader has gone; the exit code still tells
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return result.exit_code
 
 
+def _rows_not_whole(analysis: Analysis, lang: str) -> list[tuple[RankRow, str, str]]:
+    """The ranks that were not read whole: row, code of the error, and what is wrong."""
+    found = []
+    for row in analysis.result.ranks:
+        if row.note is not None:
+            what = say(lang, row.note.key, **row.note.values)
+            found.append((row, CODES.get(row.status, ""), what))
+    return found
+
+
 def _unread(analysis: Analysis, lang: str, style: Style) -> list[str]:
     """One line for each rank that was not read whole: what and where; then what to do."""
-    lines: list[str] = []
-    ranks: list[int] = []
-    for row in analysis.result.ranks:
-        if row.note is None:
-            continue
-        what = say(lang, row.note.key, **row.note.values)
-        code = f"{CODES[row.status]}  " if row.status in CODES else ""
-        lines.append(f"{style.symbol('warning')} {code}{printable(f'{row.rank_key}/dump.json: {what}')}")
-        ranks += [row.rank] if row.rank is not None else []
+    rows = _rows_not_whole(analysis, lang)
+    lines = [
+        f"{style.symbol('warning')} {f'{code}  ' if code else ''}{printable(f'{row.rank_key}/dump.json: {what}')}"
+        for row, code, what in rows
+    ]
     if len(lines) > MAX_WARNINGS:
         lines[MAX_WARNINGS:] = [f"{style.symbol('warning')} +{len(lines) - MAX_WARNINGS}: report.md"]
-    return [*lines, f"  {say(lang, 'check.read_rank', ranks=ranks)}"] if ranks else lines
+    for status in REMEDIES:
+        ranks = [row.rank for row, _, _ in rows if row.status == status and row.rank is not None]
+        if ranks:
+            lines.append(f"  {say(lang, REMEDIES[status], ranks=ranks)}")
+    return lines
 
 
-def _refuse_inside(root: Path, out: Path | None) -> None:
-    """Fail on an output folder inside the dump."""
-    root, folder = root.resolve(), (out or Path("numprobe_out")).resolve()
-    if folder == root or root in folder.parents:
+def _warnings(analysis: Analysis, lang: str) -> list[dict[str, str]]:
+    """The same for programs: one object a rank, with the keys of an error."""
+    return [
+        {
+            "kind": "warning",
+            "code": code or (found.group() if (found := _CODE.search(what)) else ""),
+            "what": what,
+            "where": f"{row.rank_key}/dump.json",
+            "do": say(lang, REMEDIES[row.status], ranks=[row.rank if row.rank is not None else row.rank_key]),
+        }
+        for row, code, what in _rows_not_whole(analysis, lang)
+    ]
+
+
+def _refuse_inside(dump: Dump, out: Path | None) -> None:
+    """Fail on an output folder inside the dump, also where only a part of it was named."""
+    folder = (out or Path("numprobe_out")).resolve()
+    if any(folder.is_relative_to(root) for root in _roots(dump)):
         raise NumprobeError(
             "E-OUT-003",
             "the output would lie inside the dump, which is never written to",
             where=str(out or folder),
             do="choose an -o outside of the dump",
         )
+
+
+def _roots(dump: Dump) -> set[Path]:
+    """The folders of the dump. Around a rank that was named alone: its step, and the folder above if that is ``step<N>``."""
+    roots = {dump.root.resolve()}
+    for step in dump.steps:
+        around = step.folder.resolve()
+        if around not in dump.root.resolve().parents:
+            continue
+        if step.step is not None:
+            roots |= {around, around.parent}
+        elif step.left_out:  # other ranks lie there
+            roots.add(around)
+    return roots
 
 
 def _manifest_options(options: NanOptions, lang: str, compat: bool) -> dict[str, Any]:

@@ -21,8 +21,8 @@ from numprobe.diagnose.nan_overflow.verdict import abnormal, fill, nothing_found
 from numprobe.execution.executor import choose
 from numprobe.execution.stages import Listener, Stages, ignore
 from numprobe.formats import cache
-from numprobe.formats.dump import Dump, RankDump, open_dump
-from numprobe.formats.layout import RankFolder, StepFolder, choose_steps, none_readable
+from numprobe.formats.dump import Dump, RankDump, nothing_readable, open_dump
+from numprobe.formats.layout import RankFolder, StepFolder, choose_steps
 from numprobe.record.errors import NumprobeError
 
 STAGES = ("nan.stage.discover", "nan.stage.scan", "nan.stage.join", "nan.stage.rank", "nan.stage.trace")
@@ -36,7 +36,11 @@ Words: TypeAlias = Callable[..., str]
 
 @dataclass(frozen=True)
 class NanOptions:
-    """What the user may choose. ``top``: how many independent overflow nodes to list; ``exclude``: names or prefixes."""
+    """What the user may choose. ``top``: how many independent overflow nodes to list; ``exclude``: names or prefixes.
+
+    Raises:
+        NumprobeError: E-USE-007 an empty name in ``exclude``, with which every name begins.
+    """
 
     steps: frozenset[int] | None = None
     ranks: frozenset[int] | None = None
@@ -44,6 +48,14 @@ class NanOptions:
     exclude: tuple[str, ...] = ()
     top: int = 1
     use_cache: bool = True
+
+    def __post_init__(self) -> None:
+        if not all(name.strip() for name in self.exclude):
+            raise NumprobeError(
+                "E-USE-007",
+                "--exclude: an empty name",
+                do="write the name of a record or the beginning of one, such as Torch.mul",
+            )
 
 
 @dataclass
@@ -175,11 +187,11 @@ def scan_rank(task: _Task) -> RankDigest:
 def _scan(dump: Dump, step: StepFolder, options: NanOptions, stages: Stages, words: Words) -> list[RankDigest]:
     tasks = [_Task(r, dump.cache_to) for r in step.ranks]
     size = sum(r.size for r in step.ranks)
-    stages.begin(STAGES[1], len(tasks))
-    execute = choose(options.jobs, len(tasks), size)
     digests: list[RankDigest | None] = [None] * len(tasks)
     done = read = 0
     try:
+        stages.begin(STAGES[1], len(tasks))
+        execute = choose(options.jobs, len(tasks), size)
         for i, digest in execute(scan_rank, tasks):
             digests[i] = digest
             done += 1
@@ -191,7 +203,7 @@ def _scan(dump: Dump, step: StepFolder, options: NanOptions, stages: Stages, wor
     found = [d for d in digests if d is not None]
     if not any(d.status in ("ok", "partial") for d in found):
         reasons = [f"{d.key}: {_WORDS.get(d.reason, d.reason or d.status)}" for d in found]
-        raise none_readable(step.folder, reasons)
+        raise nothing_readable(step.folder, step.ranks, reasons)
     mark_stopped(found)
     cut = sum(d.status == "partial" for d in found)
     records = sum(d.records for d in found)

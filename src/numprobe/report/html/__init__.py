@@ -118,9 +118,7 @@ def figure(value: float | int | bool | None) -> Markup:
 def script_data(data: object) -> Markup:
     """JSON that can stand inside a script element."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    for letter in "<>&\u2028\u2029":
-        text = text.replace(letter, f"\\u{ord(letter):04x}")
-    return Markup(text)
+    return Markup(re.sub("[<>&\u2028\u2029\ud800-\udfff]", lambda found: f"\\u{ord(found.group()):04x}", text))
 
 
 def _marked(piece: Mark) -> Markup:

@@ -75,7 +75,7 @@ class Catalogue:
         if template is None:
             listed = ", ".join(f"{name}={value}" for name, value in values.items())
             return [f"{key} ({listed})" if listed else key]
-        return _fill(template, values, lambda prefix, value: self.say(lang, f"{prefix}.{value}"))
+        return _fill(template, values, lambda key: self.say(lang, key))
 
     def templates(self, lang: str) -> dict[str, str]:
         """All templates of a language."""
@@ -125,7 +125,7 @@ def _has(value: object) -> bool:
     return value is not None and value != "" and value != []
 
 
-def _fill(template: str, values: Mapping[str, object], look_up: Callable[[str, object], str]) -> list[Piece]:
+def _fill(template: str, values: Mapping[str, object], look_up: Callable[[str], str]) -> list[Piece]:
     pieces: list[Piece] = []
     end = 0
     for part in _PART.finditer(template):
@@ -143,17 +143,17 @@ def _fill(template: str, values: Mapping[str, object], look_up: Callable[[str, o
     return [piece for piece in pieces if piece]
 
 
-def _format(value: object, spec: str, look_up: Callable[[str, object], str]) -> Piece:
+def _format(value: object, spec: str, look_up: Callable[[str], str]) -> Piece:
     if spec in _MARKS:
         return Mark(spec, _text(value))
     if spec.startswith("t."):
-        return look_up(spec[2:], value)
+        return look_up(f"{spec[2:]}.{value}")
     if spec.startswith("plural "):
         one, _, many = spec[7:].partition("|")
         amount = len(value) if isinstance(value, (list, tuple)) else 1 if isinstance(value, str) else value
         return one if amount == 1 else many
     if spec == "ranks":
-        return numbers.ranges(value) if isinstance(value, (list, tuple)) else _text(value)
+        return numbers.ranges(value, look_up("list.numbers")) if isinstance(value, (list, tuple)) else _text(value)
     if isinstance(value, (int, float)) and spec:
         return _NUMBERS[spec](value)
     return _text(value)

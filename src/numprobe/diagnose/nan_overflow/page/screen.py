@@ -10,6 +10,7 @@ from numprobe.diagnose.nan_overflow.page import view
 from numprobe.diagnose.nan_overflow.page.markdown import state_text
 from numprobe.diagnose.nan_overflow.result import Candidate, Citation, NanResult, Params
 from numprobe.report import numbers
+from numprobe.report.run_folder import plain
 from numprobe.report.terminal import Cell, Style, columns, joined, pad, printable, soft, table, unbroken, wrap
 
 SYMBOLS = {"overflow_found": "error", "no_overflow": "pass", "inconclusive": "undecided"}
@@ -38,7 +39,7 @@ def render_terminal(result: NanResult, lang: str, style: Style, report_path: str
     return f"{text}\n{label}  {printable(report_path)}" if report_path else text
 
 
-def render_json_line(result: NanResult, out: str) -> str:
+def render_json_line(result: NanResult, out: str, *, ascii_only: bool = False) -> str:
     """What ``--json`` prints: one object, with the keys of design.md first."""
     first = view.best(result) if result.verdict != "no_overflow" else None
     anomaly = (
@@ -56,26 +57,28 @@ def render_json_line(result: NanResult, out: str) -> str:
         else None
     )
     return json.dumps(
-        {
-            "verdict": result.verdict,
-            "step": result.step,
-            "source_ranks": result.source_ranks,
-            "rank": result.rank,
-            "class": result.clazz,
-            "confidence": result.confidence,
-            "first_anomaly": anomaly,
-            "partial_ranks": result.partial_ranks,
-            "missing_ranks": result.missing_ranks,
-            "out": out,
-            "reason": "".join(word("en", m) for m in ([result.headline] if result.headline else [])),
-            "suspect_ranks": first.suspects if first else [],
-            "sources": [
-                {"ranks": c.ranks, "op_name": c.op_name, "class": c.clazz, "confidence": c.confidence}
-                for c in result.sources
-            ],
-            "notes": [m.key for m in result.notes],
-        },
-        ensure_ascii=False,
+        plain(
+            {
+                "verdict": result.verdict,
+                "step": result.step,
+                "source_ranks": result.source_ranks,
+                "rank": result.rank,
+                "class": result.clazz,
+                "confidence": result.confidence,
+                "first_anomaly": anomaly,
+                "partial_ranks": result.partial_ranks,
+                "missing_ranks": result.missing_ranks,
+                "out": out,
+                "reason": "".join(word("en", m) for m in ([result.headline] if result.headline else [])),
+                "suspect_ranks": first.suspects if first else [],
+                "sources": [
+                    {"ranks": c.ranks, "op_name": c.op_name, "class": c.clazz, "confidence": c.confidence}
+                    for c in result.sources
+                ],
+                "notes": [m.key for m in result.notes],
+            }
+        ),
+        ensure_ascii=ascii_only,
     )
 
 
@@ -124,7 +127,7 @@ def _facts(result: NanResult, first: Candidate | None, lang: str, style: Style) 
         rows.append(("screen.confidence", _confidence(first, lang)))
         rows.append(("screen.where", _place(result, first, lang)))
         if first.suspects:
-            rows.append(("screen.suspects", numbers.ranges(first.suspects)))
+            rows.append(("screen.suspects", numbers.ranges(first.suspects, say(lang, "list.numbers"))))
         bound = first.bound
         if bound and bound.applicable:
             values = {"formula": bound.formula, "bound": bound.value, "dtype": bound.dtype, "limit": bound.dtype_max}
@@ -153,7 +156,8 @@ def _facts(result: NanResult, first: Candidate | None, lang: str, style: Style) 
         total = sum(item.count for item in result.excluded)
         top = say(lang, "list.comma").join(soft(item.op) for item in result.excluded[:3])
         rows.append(("screen.excluded_line", say(lang, "screen.excluded_text", n=total, top=top)))
-    rows += [("screen.notes", _message(lang, note)) for note in result.notes[:2]]
+    notes = sorted(result.notes, key=lambda note: note.key != "note.exclude_unused")  # a slip of the pen comes first
+    rows += [("screen.notes", _message(lang, note)) for note in notes[:2]]
     if not first:
         rows += [("screen.limits", _message(lang, limit)) for limit in result.limits[:2]]
     rows += [("screen.undecided", text) for text in _undecided(result, lang)]
@@ -194,7 +198,15 @@ def _undecided(result: NanResult, lang: str) -> list[str]:
         named = [row for row in rows if row.status == status]
         if named:
             key = "screen.depends" if result.first else "screen.unread_ranks"
-            worded.append(say(lang, key, ranks=printable(view.ranks_text(named)), status=status, n=len(named)))
+            worded.append(
+                say(
+                    lang,
+                    key,
+                    ranks=printable(view.ranks_text(named, say(lang, "list.numbers"))),
+                    status=status,
+                    n=len(named),
+                )
+            )
     return worded
 
 

@@ -197,11 +197,11 @@ def arrivals(result: NanResult) -> list[Arrival]:
     return [Arrival(role, first_dirty, rows) for (role, first_dirty), rows in ordered]
 
 
-def ranks_text(rows: Sequence[RankRow]) -> str:
+def ranks_text(rows: Sequence[RankRow], comma: str = ", ") -> str:
     """All of them: numbers as ranges, then the folders that have no number."""
-    numbered = numbers.ranges(row.rank for row in rows if row.rank is not None)
+    numbered = numbers.ranges((row.rank for row in rows if row.rank is not None), comma)
     named = [row.rank_key for row in rows if row.rank is None]
-    return ", ".join([numbered, *named] if numbered else named)
+    return comma.join([numbered, *named] if numbered else named)
 
 
 def unread(result: NanResult) -> list[RankRow]:
