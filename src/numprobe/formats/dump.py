@@ -234,8 +234,6 @@ class Dump:
         return RankDump(folder, self.cache_to)
 
 
-def open_dump(path: str | Path, *, use_cache: bool = True) -> Dump:
-    """Open what lies at ``path``: a step folder, a rank folder, ``proc<pid>``, a folder of steps or a single dump.json.
 def nothing_readable(where: Path, places: Sequence[RankFolder], reasons: Sequence[str]) -> NumprobeError:
     """The error of a step of which no rank could be read: that of the file where there is one only, else E-FMT-014."""
     if len(places) == 1 and not places[0].problem:
@@ -246,10 +244,12 @@ def nothing_readable(where: Path, places: Sequence[RankFolder], reasons: Sequenc
     return none_readable(where, reasons)
 
 
+def open_dump(path: str | Path, *, use_cache: bool = True) -> Dump:
+    """Open what lies at ``path``: a step folder, a rank folder, ``proc<pid>``, a folder of steps or a single dump.json.
 
     Raises:
         NumprobeError: E-FMT-001 no such path, E-FMT-002 nothing to read there, E-FMT-003 folders of two jobs.
     """
-    return Dump(find_layout(Path(path)), cache.cache_folder() if use_cache else None)
     if not str(path):  # Path("") is the current folder
         raise NumprobeError("E-FMT-001", "no such file or folder", where="''", do="check the path")
+    return Dump(find_layout(Path(path)), cache.cache_folder() if use_cache else None)
