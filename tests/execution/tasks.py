@@ -36,6 +36,11 @@ def die_by(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
+def no_server(*_: object) -> None:
+    """Starting a process fails like this when the server that makes them has ended."""
+    raise EOFError
+
+
 def wait(folder: Path) -> None:
     (folder / str(os.getpid())).touch()
     time.sleep(1.0)

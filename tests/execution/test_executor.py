@@ -75,6 +75,16 @@ def test_a_worker_that_dies_is_reported(task, number: int, how: str):
     assert "jobs=" in error.value.do
 
 
+def test_a_server_of_workers_that_ends_is_reported(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("multiprocessing.context.ForkServerProcess.start", tasks.no_server)
+    with pytest.raises(NumprobeError) as error:
+        list(process_pool(2)(tasks.square, [1, 2]))
+    assert (error.value.code, error.value.what) == (
+        "E-EXE-001",
+        "a worker process ended before it answered: not started",
+    )
+
+
 SCRIPT = """
 from tests_execution import tasks
 from numprobe.execution.executor import process_pool

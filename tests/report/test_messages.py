@@ -125,6 +125,12 @@ def test_optional_parts_plurals_and_marks():
     assert Mark("op", "a.b") in words.pieces("zh", "headline.introduced", {"ranks": [1], "op": "a.b", "kinds": "inf"})
 
 
+def test_a_list_of_ranks_has_the_comma_of_its_language():
+    values = {"ranks": [77, 311, 8, 9, 10]}
+    assert "8-10, 77, 311" in CATALOGUE.say("en", "check.read_missing", **values)
+    assert "8-10、77、311 号卡" in CATALOGUE.say("zh", "check.read_missing", **values)
+
+
 def test_what_is_missing_does_not_break_the_page():
     assert say("en", "no.such.key", a=1) == "no.such.key (a=1)"
     assert "?" in CATALOGUE.say("en", "headline.introduced", ranks=[1], kinds="NaN")

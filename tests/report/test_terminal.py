@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -16,8 +17,23 @@ from numprobe.diagnose.nan_overflow.messages import CATALOGUE
 from numprobe.execution.progress import Progress
 from numprobe.record.errors import NumprobeError
 from numprobe.report.errors import render_error
+from numprobe.report.messages import Mark
 from numprobe.report.progress import JsonProgress, LineProgress, LiveProgress, progress_display
-from numprobe.report.terminal import SOFT, Cell, Style, columns, pad, printable, soft, style_of, table, unbroken, wrap
+from numprobe.report.terminal import (
+    SOFT,
+    Cell,
+    Style,
+    columns,
+    encodable,
+    joined,
+    pad,
+    printable,
+    soft,
+    style_of,
+    table,
+    unbroken,
+    wrap,
+)
 
 STAGES = ["nan.stage.discover", "nan.stage.scan", "nan.stage.join", "nan.stage.rank", "nan.stage.trace"]
 TEXT = st.text(alphabet=st.sampled_from("ab c.卡号，。（）x1_ " + SOFT), max_size=80)
@@ -63,7 +79,21 @@ def test_no_limit_on_a_pipe():
 
 def test_control_characters_are_shown():
     assert printable("a\x1b[2Jb\u202ec\r") == "a\\x1b[2Jb\\u202ec\\r"
+    assert printable("a\nb\tc\u2028d\x85") == "a\\nb\\tc\\u2028d\\x85"
     assert printable("层 ok") == "层 ok"
+
+
+def test_bytes_that_are_no_text_are_shown():
+    name = os.fsdecode(b"b\xff\xfe")
+    assert printable(name) == encodable(name) == r"b\xff\xfe"
+    assert encodable("\ud800\n层") == "\\ud800\n层"
+
+
+def test_only_very_long_names_are_cut():
+    just, over = "a" * 300, "b" * 200 + "c" * 11 + "d" * 90
+    assert soft(just) == just
+    assert soft(over).replace(SOFT, "") == "b" * 200 + "..." + "d" * 90
+    assert joined([Mark("path", over)]) == over  # to be copied
 
 
 def test_table_fits_and_keeps_every_cell():

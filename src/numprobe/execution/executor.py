@@ -51,8 +51,11 @@ def process_pool(jobs: int) -> Executor:
         others = set(multiprocessing.active_children())
         pool = ProcessPoolExecutor(min(jobs, len(items)) or 1, mp_context=context, initializer=_begin_worker)
         try:
-            with _main_unseen():  # the pool starts its workers while it is given work
-                futures = {pool.submit(task, item): i for i, item in enumerate(items)}
+            try:
+                with _main_unseen():  # the pool starts its workers while it is given work
+                    futures = {pool.submit(task, item): i for i, item in enumerate(items)}
+            except (EOFError, ConnectionError):  # the server that they come from has ended
+                raise _ended("not started") from None
             workers = [p for p in multiprocessing.active_children() if p not in others]
             for future in as_completed(futures):
                 yield futures.pop(future), future.result()  # popped: results are not kept until the last one
@@ -106,6 +109,10 @@ def _worker_died(workers: Sequence[BaseProcess]) -> NumprobeError:
         end = signal.Signals(-code).name
     except ValueError:
         end = f"exit code {code}"
+    return _ended(end)
+
+
+def _ended(end: str) -> NumprobeError:
     return NumprobeError(
         "E-EXE-001",
         "a worker process ended before it answered: {end}",

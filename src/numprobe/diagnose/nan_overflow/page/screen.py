@@ -198,15 +198,8 @@ def _undecided(result: NanResult, lang: str) -> list[str]:
         named = [row for row in rows if row.status == status]
         if named:
             key = "screen.depends" if result.first else "screen.unread_ranks"
-            worded.append(
-                say(
-                    lang,
-                    key,
-                    ranks=printable(view.ranks_text(named, say(lang, "list.numbers"))),
-                    status=status,
-                    n=len(named),
-                )
-            )
+            ranks = printable(view.ranks_text(named, say(lang, "list.numbers")))
+            worded.append(say(lang, key, ranks=ranks, status=status, n=len(named)))
     return worded
 
 
