@@ -264,13 +264,10 @@ class Session:
     def _install_operators(self) -> None:
         """Wrap the operators of the chosen namespaces of ``torch.ops`` that are loaded by now."""
         for space in self.settings.custom_op_namespaces:
-            owner = getattr(torch.ops, space)
             names = {
                 s.name.partition("::")[2] for s in torch._C._jit_get_all_schemas() if s.name.startswith(f"{space}::")
             }
-            for name in sorted(names):
-                if not hasattr(getattr(owner, name), "__numprobe_original__"):
-                    self._functions.wrap(owner, name, space)
+            self._functions.install([apis.Api(space, f"torch.ops.{space}", name) for name in sorted(names)])
 
     def _end(self) -> None:
         log.info("numprobe: all chosen steps are recorded, nothing more will be")
