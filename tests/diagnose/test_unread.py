@@ -79,8 +79,9 @@ def test_several_clean_steps_are_counted_together(tmp_path: Path) -> None:
 
 
 def test_inspect_fails_where_no_rank_can_be_read(tmp_path: Path) -> None:
-    (tmp_path / "step0" / "rank0").mkdir(parents=True)
-    (tmp_path / "step0" / "rank0" / "dump.json").write_text("nonsense")
+    for rank in ("rank0", "rank1"):
+        (tmp_path / "step0" / rank).mkdir(parents=True)
+        (tmp_path / "step0" / rank / "dump.json").write_text("nonsense")
     with pytest.raises(NumprobeError, match="E-FMT-014"):
         overview.inspect(tmp_path)
 
