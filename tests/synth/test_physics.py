@@ -43,6 +43,22 @@ def test_all_reduce_gives_every_member_the_same_statistics(which: str, request: 
         assert len(set(seen)) == 1, (members, ordinal)
 
 
+@pytest.mark.parametrize("which", ["clean", "faulty"])
+def test_the_groups_of_a_grouped_matmul_are_the_rows_of_its_input(which: str, request: pytest.FixtureRequest) -> None:
+    """``group_list`` holds counts (``group_list_type`` 1), of two experts: Max and Min together are all rows."""
+    seen = 0
+    for records in request.getfixturevalue(which).values():
+        for name, record in records.items():
+            if name.startswith("NPU.npu_grouped_matmul.") and name.endswith(".forward"):
+                seen += 1
+                ((x,), (w,)), kwargs = record["input_args"], record["input_kwargs"]
+                groups = kwargs["group_list"]
+                assert kwargs["group_list_type"]["value"] == 1
+                assert (groups["shape"], w["shape"][0]) == ([2], 2)
+                assert groups["Max"] + groups["Min"] == x["shape"][0]
+    assert seen > 50
+
+
 def test_sum_of_squares_survives_all_to_all(clean: dict[int, dict[str, dumps.Record]]) -> None:
     before: dict[Any, float] = defaultdict(float)
     after: dict[Any, float] = defaultdict(float)

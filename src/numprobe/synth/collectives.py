@@ -40,14 +40,6 @@ class Exchange:
     rows: list[list[int]]
 
 
-def row_counts(rows: int, parts: int, key: int, *, some_for_all: bool) -> list[int]:
-    """``rows`` cut into ``parts`` at random; with ``some_for_all`` every part has at least one row if there are enough."""
-    floor = 1 if some_for_all and rows >= parts else 0
-    rest = rows - floor * parts
-    cuts = sorted(mix(key, j) % (rest + 1) for j in range(parts - 1))
-    return [floor + b - a for a, b in zip([0, *cuts], [*cuts, rest], strict=True)]
-
-
 def even_counts(rows: int, parts: int) -> list[int]:
     return [rows // parts + (1 if j < rows % parts else 0) for j in range(parts)]
 

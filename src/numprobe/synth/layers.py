@@ -182,10 +182,12 @@ def _experts(st: Stage, path: str, x: Var) -> Var:
     b, s = st.b, st.size
     w1 = st.weight(f"{path}.w1", (_LOCAL_EXPERTS, s.hidden, 2 * s.ffn), 0.021, "ep")
     w2 = st.weight(f"{path}.w2", (_LOCAL_EXPERTS, s.ffn, s.hidden), 0.021, "ep")
+    counts = b.compute("expert_rows", rules.group_sizes, [x], groups=_LOCAL_EXPERTS)
 
     def grouped(role: str, x: Var, w: Var) -> Var:
-        counts = b.compute(f"{role}_groups", rules.group_sizes, [x], groups=_LOCAL_EXPERTS)
+        # rows of x by expert: counts (group_list_type 1), not their running sum (0)
         kwargs: dict[str, Item] = {"group_list": counts, "split_item": scalar("int", 3)}
+        kwargs |= {"group_type": scalar("int", 0), "group_list_type": scalar("int", 1)}
         return b.call(role, [x, w], operator=role if st.full else "grouped_lean", args=[[x], [w]], kwargs=kwargs)
 
     def call(x: Var) -> Var:

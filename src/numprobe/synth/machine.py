@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from numprobe.synth.builder import key_of
-from numprobe.synth.collectives import Delivery, Exchange, delivered, even_counts, exchanged, row_counts, starve
+from numprobe.synth.collectives import Delivery, Exchange, delivered, even_counts, exchanged, starve
 from numprobe.synth.program import WAIT, Comm, Instr, Label, Program
 from numprobe.synth.rank import Effect, Job, Rank, group_id
 from numprobe.synth.records import deeper, scalar
-from numprobe.synth.rules import Options, Rule
+from numprobe.synth.rules import Options, Rule, row_counts
 from numprobe.synth.tensor import Tensor, mix
 
 _Members = tuple[int, ...]

@@ -326,7 +326,16 @@ def difference(o: Options, a: Tensor, b: Tensor) -> Tensor:
     return arising(base, union((a, b)) & SPREADING, (a, b))
 
 
+def row_counts(rows: int, parts: int, key: int, *, some_for_all: bool) -> list[int]:
+    """``rows`` cut into ``parts`` at random; with ``some_for_all`` every part has at least one row if there are enough."""
+    floor = 1 if some_for_all and rows >= parts else 0
+    rest = rows - floor * parts
+    cuts = sorted(mix(key, j) % (rest + 1) for j in range(parts - 1))
+    return [floor + b - a for a, b in zip([0, *cuts], [*cuts, rest], strict=True)]
+
+
 def group_sizes(o: Options, tokens: Tensor) -> Tensor:
-    """How many of the tokens each local expert gets: int64, as the group_list of a grouped matmul."""
-    rows, groups = tokens.shape[0], o["groups"]
-    return T.integers((groups,), 0, rows, mix(o["op"], tokens.key))
+    """How many of the tokens each local expert gets, all of them together: the group_list of a grouped matmul."""
+    key = mix(o["op"], tokens.key)
+    counts = row_counts(tokens.shape[0], o["groups"], key, some_for_all=False)
+    return T.whole((len(counts),), max(counts), min(counts), key)

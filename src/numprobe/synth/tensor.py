@@ -124,14 +124,18 @@ def constant(dtype: str, shape: tuple[int, ...], value: float, key: int) -> Tens
     return Tensor(dtype, shape, n, value, value, value, norm, abs(value) if not kinds else 0.0, key, kinds)
 
 
-def integers(shape: tuple[int, ...], low: int, high: int, key: int) -> Tensor:
-    """int64: Max and Min only, as the recorder writes them. Extremes are within the tenth next to the bounds."""
+def whole(shape: tuple[int, ...], high: int, low: int, key: int) -> Tensor:
+    """int64: Max and Min only, as the recorder writes them."""
     n = math.prod(shape)
-    span = (high - low) // 10
-    top, bottom = high - int(uniform(key) * span), low + int(uniform(key, 1) * span)
     if n == 0:
         return Tensor("int64", shape, 0, None, None, None, None, 0.0, key)
-    return Tensor("int64", shape, n, top, bottom, None, None, 0.0, key)
+    return Tensor("int64", shape, n, high, low, None, None, 0.0, key)
+
+
+def integers(shape: tuple[int, ...], low: int, high: int, key: int) -> Tensor:
+    """int64 with extremes within the tenth next to the bounds."""
+    span = (high - low) // 10
+    return whole(shape, high - int(uniform(key) * span), low + int(uniform(key, 1) * span), key)
 
 
 def with_zero(t: Tensor) -> Tensor:
