@@ -147,7 +147,7 @@ def test_a_finite_output_contradicts_nothing():
     [
         ("Torch.matmul.0.forward", (t(1.0, shape=(3, 4)), t(1.0, shape=(5, 6))), "bound.unknown_k"),
         ("Torch.matmul.0.forward", (t(1.0), t(None, norm=None)), "bound.unknown_input"),
-        ("Torch.matmul.0.forward", (t(1.0), t(INF)), "bound.unknown_input"),
+        ("Torch.matmul.0.forward", (t(1.0), t(INF)), "bound.infinite_input"),
         ("Torch.matmul.0.forward", (scalar(1),), "bound.no_tensor"),
         ("Torch.matmul.0.backward", (t(1.0), t(1.0)), "bound.unknown_rule"),
         ("Torch.cumprod.0.forward", (t(1.0),), "bound.unknown_rule"),

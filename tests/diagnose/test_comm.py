@@ -184,6 +184,19 @@ def test_quoted_and_bare_spellings():
         assert only("all_reduce", [t(0.0, spelled)]).given == NEG
 
 
+@pytest.mark.parametrize("far", ["1e400", "9" * 400, "9" * 6000])
+def test_numbers_beyond_every_double(far: str):
+    """Infinite, and no reason to lose the call, nor those that are decoded together with it."""
+    plain = json.dumps(
+        {"input_args": [t(12345.0), [None, "x"]], "input_kwargs": {"group": group(0, 1)}, "output": [t(2.0)]}
+    )
+    records = [plain, plain.replace("-12345.0", "-" + far).replace("12345.0", far)]
+    name = parse_name("Distributed.all_reduce.0.forward")
+    normal, odd = comm_calls((name, i, raw.encode()) for i, raw in enumerate(records))
+    assert (normal.given, normal.group) == (CLEAN, (0, 1))
+    assert (odd.given & (POS | NEG), odd.group, odd.got) == (POS | NEG, (0, 1), CLEAN)
+
+
 def test_what_moves_no_tensor_is_no_call():
     assert calls("barrier", [], {}, []) == []
     assert calls("new_group", [[scalar(0)]], {}, []) == []

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from numprobe.diagnose import overview
 from numprobe.diagnose.nan_overflow.complete import mark_stopped
 from numprobe.diagnose.nan_overflow.digest import RankDigest
+from numprobe.diagnose.nan_overflow.messages import say
+from numprobe.diagnose.nan_overflow.page.html import render_html
 from numprobe.diagnose.nan_overflow.page.markdown import render_markdown
 from numprobe.diagnose.nan_overflow.result import NanResult
 from numprobe.diagnose.nan_overflow.skill import NanOptions, analyse
+from numprobe.record.errors import NumprobeError
 from numprobe.synth import UNIT, simulate
 
 from .samples import GLOO, INF, NAN, all_reduce, analysed, call, t, write_rank, write_step
@@ -251,3 +255,87 @@ def test_inputs_of_the_clean_step_stay_clean(tmp_path: Path):
     write_rank(tmp_path / "step0" / "rank1", dict(list(records.items())[:4]))
     result = analysed(tmp_path)
     assert (result.verdict, result.partial_ranks) == ("no_overflow", [])
+
+
+# --- how the report says it -----------------------------------------------------------------------------------------
+
+
+def test_the_roles_add_up_to_the_ranks(sixteen: tuple[Path, int], tmp_path: Path):
+    """A rank that passed the dirt on before its file ends has one role, and is told as read in part beside them."""
+    dump, source = sixteen
+    copy = without(dump, tmp_path / "dump", [11])
+    file = copy / "step0" / f"rank{source + 1}" / "dump.json"
+    file.write_bytes(file.read_bytes()[:-3000])
+    result = analysed(copy)
+    row = next(r for r in result.ranks if r.status == "partial")
+    assert row.role in ("relay", "victim")
+    line = next(x for x in render_markdown(result, "en").splitlines() if x.startswith("source 1"))
+    *roles, partly = line.split(", ")
+    assert partly == "1 of them read in part"
+    assert sum(int(role.split()[1]) for role in roles) == len(result.ranks) == 16
+
+
+def test_missing_ranks_share_a_line_of_the_limits(sixteen: tuple[Path, int], tmp_path: Path):
+    dump, _ = sixteen
+    result = analysed(without(dump, tmp_path / "dump", range(8, 16)))
+    assert "| 8-15 | missing | nothing | No: it cannot come before the candidate. |" in render_markdown(result, "en")
+    page = render_html(result, "en")
+    assert "<td>8-15</td>" in page
+    assert "<td>15</td>" not in page
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda f: f.write_text("garbage"), "json"),
+        (lambda f: f.write_text('{"a": ' + "[" * 100_000), "deep"),
+        (
+            lambda f: (
+                f.rename(f.parents[3] / f"elsewhere-{f.name}"),
+                f.symlink_to(f.parents[3] / f"elsewhere-{f.name}"),
+            ),
+            "outside",
+        ),
+        (lambda f: (f.unlink(), f.symlink_to(f)), "ring"),
+        (lambda f: (f.unlink(), f.mkdir()), "file"),
+        (lambda f: f.unlink(), None),
+    ],
+    ids=["garbage", "nested deeply", "link out", "ring", "folder", "absent"],
+)
+@pytest.mark.parametrize("word", ["stack", "construct"])
+def test_a_file_that_is_there_and_cannot_be_read_is_not_called_absent(
+    word: str, spoil: Callable[[Path], object], reason: str | None, sixteen: tuple[Path, int], tmp_path: Path
+):
+    dump, source = sixteen
+    copy = without(dump, tmp_path / "dump", [])
+    spoil(copy / "step0" / f"rank{source}" / f"{word}.json")
+    result = analysed(copy)
+    said = [m for m in result.limits if word in m.key]
+    if reason is None:
+        assert [(m.key, m.values) for m in said] == [(f"limit.no_{word}", {"ranks": [source]})]
+    else:
+        values = {"ranks": [source], "reason": reason}
+        assert [(m.key, m.values) for m in said] == [(f"limit.{word}_unreadable", values)]
+    for lang in ("en", "zh"):
+        assert "?" not in say(lang, said[0].key, **said[0].values)
+
+
+def test_a_step_of_empty_folders_says_what_they_lack(tmp_path: Path):
+    for rank in (0, 2):
+        (tmp_path / "step0" / f"rank{rank}").mkdir(parents=True)
+    with pytest.raises(NumprobeError, match="E-FMT-014") as caught:
+        analysed(tmp_path)
+    assert caught.value.found == "rank0: no dump.json; rank1: no such folder; rank2: no dump.json"
+
+
+def test_a_link_that_leads_to_itself_is_named_as_one(tmp_path: Path):
+    for rank in (0, 1):
+        write_rank(tmp_path / "step0" / f"rank{rank}", {"Torch.log.0.forward": call(t(1.0), out=t(0.0))})
+    link = tmp_path / "step0" / "rank1" / "dump.json"
+    link.unlink()
+    link.symlink_to(link)
+    (row,) = [r for r in analysed(tmp_path).ranks if r.rank == 1]
+    assert row.note is not None
+    assert row.note.values["error"] == "E-FMT-015  a link that leads to itself"
+    (shown,) = overview.inspect(tmp_path).steps
+    assert [r.note for r in shown.ranks] == ["", "E-FMT-015  a link that leads to itself"]

@@ -190,7 +190,7 @@ def test_links_of_stacks_and_construct(tmp_path: Path):
     (tmp_path / "dump/rank1/stack.json").symlink_to(stacks)  # stays inside
     handle = open_dump(tmp_path / "dump", use_cache=False)
     rank = handle.rank(handle.steps[0].ranks[1])
-    assert not rank.tree.present
+    assert (rank.tree.present, rank.tree.problem) == (False, "outside")
     assert rank.stacks == {"Torch.log.0.forward": ["File a.py, line 1"]}
 
 
@@ -256,7 +256,7 @@ def test_files_and_folders_without_read_permission():
         for i in (1, 2):
             with pytest.raises(NumprobeError, match=r"dump\.json cannot be read: Permission denied"):
                 load_index(ranks[i].dump)
-        assert handle.rank(ranks[2]).stacks == {}
+        assert (handle.rank(ranks[2]).stacks, handle.rank(ranks[2]).stacks.problem) == ({}, "denied")
         assert refused(folder / "closed").code == "E-FMT-010"
         for given in ("listed", "listed/step0"):
             error = refused(folder / given)
@@ -439,6 +439,38 @@ def test_unreadable_stacks_and_construct_are_as_good_as_none(tmp_path: Path, con
     assert read_stacks(write(tmp_path / "stack.json", content)) == {}
     assert not read_construct(write(tmp_path / "construct.json", content)).present
     assert not read_construct(tmp_path).present
+
+
+DEEP = b"[" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"", "json"),
+        (b"garbage", "json"),
+        (bytes(range(256)), "json"),
+        (b"[1]", "json"),
+        (DEEP, "json"),
+        (b'{"a": ' + DEEP, "deep"),
+        (b'{"a": ' + DEEP + b"]" * 100_000 + b"}", "deep"),
+        (b'{"a": ["f', "cut"),
+        (b"{}", ""),
+        (b'{"a": ["f"], "b": ["', ""),  # what stands before the damage counts
+    ],
+)
+def test_a_stack_or_construct_that_is_there_says_why_it_cannot_be_read(tmp_path: Path, content: bytes, problem: str):
+    assert read_stacks(write(tmp_path / "stack.json", content)).problem == problem
+    assert read_construct(write(tmp_path / "construct.json", content)).problem == problem
+
+
+def test_a_stack_or_construct_that_is_no_file_says_so(tmp_path: Path):
+    assert (read_stacks(tmp_path / "gone").problem, read_construct(tmp_path / "gone").problem) == ("", "")
+    assert (read_stacks(tmp_path).problem, read_construct(tmp_path).problem) == ("file", "file")
+    os.mkfifo(tmp_path / "pipe")
+    assert (read_stacks(tmp_path / "pipe").problem, read_construct(tmp_path / "pipe").problem) == ("file", "file")
+    (tmp_path / "ring").symlink_to(tmp_path / "ring")
+    assert (read_stacks(tmp_path / "ring").problem, read_construct(tmp_path / "ring").problem) == ("ring", "ring")
 
 
 def test_truncated_ones_give_their_readable_prefix(tmp_path: Path):

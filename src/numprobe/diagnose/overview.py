@@ -12,7 +12,7 @@ import numpy as np
 
 from numprobe.execution.executor import choose
 from numprobe.formats.dump import load_index, nothing_readable, open_dump
-from numprobe.formats.layout import RankFolder, choose_steps
+from numprobe.formats.layout import RankFolder, choose_steps, link_error
 from numprobe.formats.msprobe.index import RankIndex
 from numprobe.record.errors import NumprobeError
 from numprobe.record.nonfinite import DIRTY
@@ -117,8 +117,9 @@ def inspect(
 def _look(task: tuple[RankFolder, Path | None]) -> tuple[RankOverview, int]:
     place, cache_to = task
     if place.problem:
-        status = "missing" if place.problem == "missing" else "unreadable"
-        return RankOverview(place.key, place.rank, status, place.problem), 0
+        if place.problem == "missing":
+            return RankOverview(place.key, place.rank, "missing", "missing"), 0
+        return RankOverview(place.key, place.rank, "unreadable", str(link_error(place))), 0
     try:
         index = load_index(place.dump, cache_to)
     except NumprobeError as error:

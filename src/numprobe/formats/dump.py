@@ -140,12 +140,14 @@ class RankDump:
     @cached_property
     def tree(self) -> ModuleTree:
         place = self.place
-        return ModuleTree() if place.construct.name in place.outside else read_construct(place.construct)
+        return (
+            ModuleTree(problem="outside") if place.construct.name in place.outside else read_construct(place.construct)
+        )
 
     @cached_property
     def stacks(self) -> Stacks:
         place = self.place
-        return Stacks({}) if place.stack.name in place.outside else read_stacks(place.stack)
+        return Stacks({}, "outside") if place.stack.name in place.outside else read_stacks(place.stack)
 
     def find(self, name: str) -> int | None:
         """op_index of a record (the first one, where a name repeats)."""

@@ -402,6 +402,13 @@ def choose_steps(
     return left
 
 
+def link_error(rank: RankFolder) -> NumprobeError:
+    """E-FMT-015: why a rank whose ``problem`` is ``outside`` or ``ring`` is not read."""
+    if rank.problem == "ring":
+        return NumprobeError("E-FMT-015", "a link that leads to itself")
+    return NumprobeError("E-FMT-015", "a link that leads out of the dump folder")
+
+
 def none_readable(where: Path, reasons: Sequence[str]) -> NumprobeError:
     """E-FMT-014, with the first reasons."""
     return NumprobeError(

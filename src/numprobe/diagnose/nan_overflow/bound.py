@@ -83,7 +83,8 @@ def bound_of(record: Record, show: Callable[[float], str]) -> Bound:
         return _none("bound.no_tensor")
     sizes = [magnitude(v) for v in inputs]
     if any(s is None for s in sizes):
-        return _none("bound.unknown_input")
+        infinite = any(v.kinds.dirty for v in inputs)
+        return _none("bound.infinite_input" if infinite else "bound.unknown_input")
     known = [Sized(v, s) for v, s in zip(inputs, sizes, strict=True) if s is not None]
     found: tuple[str, str, float] | None = None
     if apis.is_matmul(op):

@@ -6,6 +6,7 @@ input, whatever garbage an old dump recorded for it.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple, TypeGuard
 import msgspec
 
 from numprobe.formats.layout import MAX_RANK
-from numprobe.formats.msprobe.members import quoted
+from numprobe.formats.msprobe.members import UndecodableMember, decode_member, quoted
 from numprobe.record.names import OpName
 from numprobe.record.nonfinite import Kinds, kind_bits, number
 from numprobe.record.shapes import MAX_NUMEL
@@ -161,7 +162,20 @@ def _decode_one(raw: bytes) -> _Call | None:
     try:
         return _DECODER.decode(quoted(raw))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        pass
+    try:  # numbers such as 1e400, which msgspec does not take
+        return _DECODER.decode(json.dumps(_spelled(decode_member(raw))))
+    except (UndecodableMember, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
+
+
+def _spelled(item: Any) -> Any:
+    """With every number that is not finite as a string, which means the same."""
+    if isinstance(item, list):
+        return [_spelled(part) for part in item]
+    if isinstance(item, dict):
+        return {key: _spelled(part) for key, part in item.items()}
+    return str(item) if isinstance(item, float) and not math.isfinite(item) else item
 
 
 def _transfer(

@@ -275,13 +275,14 @@ def evidence_for(view: View, origin: Origin, made: Candidate, finding: Finding, 
     dirty = next((v for v in record.of(OUTPUT) if v.kinds.dirty), None)
     if origin.kind == "introduced":
         slot = dirty.path if dirty else "output"
-        claims.append(
-            (
-                Params("evidence.first_dirty", {"op": made.op_name, "slot": slot, "kinds": made.kinds}),
-                [_at(here, slot)],
-                True,
-            )
+        values: Values = {"op": made.op_name, "slot": slot, "kinds": made.kinds}
+        infinite = dirty_slot(made)
+        first = (
+            Params("evidence.first_nan", {**values, "source": infinite, "given": state_of(made, infinite)})
+            if infinite
+            else Params("evidence.first_dirty", values)
         )
+        claims.append((first, [_at(here, slot)], True))
     for message in finding.messages:
         claims.append((message, [here], True))
     if origin.kind == "introduced":
@@ -448,6 +449,11 @@ def dirty_slot(made: Candidate) -> str:
     return next((slot for slot, state in states if state not in ("finite", "", "unknown")), "")
 
 
+def state_of(made: Candidate, slot: str) -> str:
+    """``inf``, ``finite``, ... of one of its slots."""
+    return next((s.state for s in made.slots if s.slot == slot), "")
+
+
 def next_checks(view: View, made: Candidate, finding: Finding) -> list[Params]:
     """Targeted checks for the class (NAN-31)."""
     op = made.op_name
@@ -459,7 +465,7 @@ def next_checks(view: View, made: Candidate, finding: Finding) -> list[Params]:
     checks: list[Params] = []
     if clazz == "kernel_fault":
         checks.append(Params("check.rerun_op", {"op": op}))
-        counts = next((s.slot for s in made.slots if "group_list" in s.slot), "")
+        counts = next((s.slot for s in made.slots if "group_list" in s.slot and s.dtype and s.min == 0), "")
         if counts:
             checks.append(Params("check.empty_expert", {"slot": counts}))
         checks.append(Params("check.kernel_memory"))

@@ -22,11 +22,11 @@ from numprobe.execution.executor import choose
 from numprobe.execution.stages import Listener, Stages, ignore
 from numprobe.formats import cache
 from numprobe.formats.dump import Dump, RankDump, nothing_readable, open_dump
-from numprobe.formats.layout import RankFolder, StepFolder, choose_steps
+from numprobe.formats.layout import RankFolder, StepFolder, choose_steps, link_error
 from numprobe.record.errors import NumprobeError
 
 STAGES = ("nan.stage.discover", "nan.stage.scan", "nan.stage.join", "nan.stage.rank", "nan.stage.trace")
-DIGEST_VERSION = 6
+DIGEST_VERSION = 7
 INDEX_FROM = 1 << 22  # bytes: the index of a smaller file is stored only when a later stage asks for it
 LOSS_SCALE_STEPS = 3  # an overflow that repeats in more dumped steps than this is a fault
 
@@ -149,10 +149,6 @@ def analyse(
 # --- stage 2 -----------------------------------------------------------------------------------------------------
 
 
-LINKS = {
-    "outside": NumprobeError("E-FMT-015", "a link that leads out of the dump folder"),
-    "ring": NumprobeError("E-FMT-015", "a link that leads to itself"),
-}
 _WORDS = {"no_dump": "no dump.json", "missing": "no such folder"}
 
 
@@ -167,7 +163,7 @@ def scan_rank(task: _Task) -> RankDigest:
     place = task.place
     if place.problem:
         if place.problem != "missing":
-            return RankDigest(place.key, place.rank, "unreadable", str(LINKS[place.problem]))
+            return RankDigest(place.key, place.rank, "unreadable", str(link_error(place)))
         reason = "no_dump" if place.folder.is_dir() else "missing"
         return RankDigest(place.key, place.rank, "missing", reason)
     files = [place.dump, place.construct]

@@ -14,6 +14,7 @@ from numprobe.diagnose.nan_overflow.conclude import (
     dirty_slot,
     evidence_for,
     next_checks,
+    state_of,
     total,
 )
 from numprobe.diagnose.nan_overflow.digest import RankDigest
@@ -157,6 +158,8 @@ def _headline(first: Candidate, origin: Origin, view: View, verdict: str) -> Par
         return Params("headline.recompute", values)
     if first.layer is not None:
         values["layer"] = first.layer
+    if slot:  # an infinity goes in that no record has made, and NaN comes out
+        return Params("headline.from_infinite", {**values, "slot": slot, "given": state_of(first, slot)})
     return Params("headline.introduced", values)
 
 
@@ -289,9 +292,13 @@ def _limits(view: View) -> list[Params]:
         ranks: Values = {}
         if dump.place.rank is not None:
             ranks["ranks"] = [dump.place.rank]
-        if not dump.stacks:
+        if dump.stacks.problem:
+            limits.append(Params("limit.stack_unreadable", {**ranks, "reason": dump.stacks.problem}))
+        elif not dump.stacks:
             limits.append(Params("limit.no_stack", ranks))
-        if not dump.tree.present:
+        if dump.tree.problem:
+            limits.append(Params("limit.construct_unreadable", {**ranks, "reason": dump.tree.problem}))
+        elif not dump.tree.present:
             limits.append(Params("limit.no_construct", ranks))
         limits.append(Params("limit.in_place"))
     else:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import json
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,23 +13,27 @@ from typing import Any
 import msgspec
 
 from numprobe.formats.msprobe.members import UndecodableMember, decode_member
-from numprobe.formats.msprobe.reference import Stop, iterate_members, skip_space
+from numprobe.formats.msprobe.reference import TOO_DEEP, Stop, iterate_members, skip_space
 
 _GROUPS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _PLAIN = msgspec.json.Decoder(dict[str, str | None])
 MICRO_STEP_KEY = "megatron_micro_step_number"
+# of a file that is there: a link out of the dump, a ring of links, no permission, no file, no JSON object, too deep, cut short
+PROBLEMS = ("outside", "ring", "denied", "file", "json", "deep", "cut")
 
 
 @dataclass(frozen=True)
 class ModuleTree:
     """Parents by record name, as construct.json gives them; empty where the file is absent, unreadable or L1.
 
-    ``micro_step`` holds the micro-batch of a record where the collector had patched the pipeline schedule.
+    ``micro_step`` holds the micro-batch of a record where the collector had patched the pipeline schedule. ``problem`` is one
+    of :data:`PROBLEMS` where the file is there and nothing of it could be read.
     """
 
     parents: dict[str, str | None] = field(default_factory=dict)
     micro_step: dict[str, int] = field(default_factory=dict)
     present: bool = False
+    problem: str = ""
 
     def chain(self, name: str) -> list[str]:
         """The record and its ancestors, innermost first; ends at a root or where a name repeats."""
@@ -44,13 +49,16 @@ class ModuleTree:
 
 def read_construct(path: Path) -> ModuleTree:
     """Parents from construct.json. An absent or unreadable file gives an empty tree: nothing depends on it alone."""
+    raw, problem = _content(path)
+    if raw is None:
+        return ModuleTree(problem=problem)
     try:
-        return ModuleTree(_PLAIN.decode(path.read_bytes()), {}, True)  # as the collector writes it without Megatron
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return ModuleTree(_PLAIN.decode(raw), {}, True)  # as the collector writes it without Megatron
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         pass
-    content = _object(path)
-    if content is None:
-        return ModuleTree()
+    content, problem = _object(raw)
+    if problem:
+        return ModuleTree(problem=problem)
     parents: dict[str, str | None] = {}
     micro: dict[str, int] = {}
     for name, value in content.items():
@@ -69,11 +77,12 @@ class Stacks(Mapping[str, list[str]]):
     """Frames by record name, innermost first; both layouts (``{"0": [[names], [frames]]}`` and ``{name: [frames]}``).
 
     Looking up one name decodes the one group that holds it: files of a hundred megabytes are common, and few stacks are
-    ever asked for.
+    ever asked for. ``problem`` is one of :data:`PROBLEMS` where the file is there and nothing of it could be read.
     """
 
-    def __init__(self, groups: dict[str, msgspec.Raw]) -> None:
+    def __init__(self, groups: dict[str, msgspec.Raw], problem: str = "") -> None:
         self._groups = groups
+        self.problem = problem
 
     def __getitem__(self, name: str) -> list[str]:
         spellings = [json.dumps(name, ensure_ascii=ascii_).encode("utf-8", "replace") for ascii_ in (True, False)]
@@ -113,41 +122,50 @@ def _stack_group(key: str, text: bytes) -> Iterator[tuple[str, list[str]]]:
 
 def read_stacks(path: Path) -> Stacks:
     """The stacks in stack.json. An absent or unreadable file gives none."""
-    raw = _content(path)
+    raw, problem = _content(path)
     if raw is None:
-        return Stacks({})
+        return Stacks({}, problem)
     try:
         return Stacks(_GROUPS.decode(raw))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return Stacks({name: msgspec.Raw(msgspec.json.encode(group)) for name, group in (_readable(raw) or {}).items()})
+        content, problem = _readable(raw)
+        return Stacks({name: msgspec.Raw(msgspec.json.encode(group)) for name, group in content.items()}, problem)
 
 
-def _object(path: Path) -> dict[str, Any] | None:
-    """The object in a file; of a damaged one the members before the damage. None where there is none."""
-    raw = _content(path)
-    if raw is None:
-        return None
+def _object(raw: bytes) -> tuple[dict[str, Any], str]:
+    """The object in a file, and the problem as of :func:`_readable`."""
     try:
         content = msgspec.json.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return _readable(raw)
-    return content if isinstance(content, dict) else None
+    return (content, "") if isinstance(content, dict) else ({}, "json")
 
 
-def _content(path: Path) -> bytes | None:
+def _content(path: Path) -> tuple[bytes | None, str]:
+    """The bytes of a file without BOM; None with a problem, or without one where there is no file."""
     try:
-        return path.read_bytes().removeprefix(b"\xef\xbb\xbf") if path.is_file() else None
-    except OSError:
-        return None
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for ever
+            return None, "file"
+        return path.read_bytes().removeprefix(b"\xef\xbb\xbf"), ""
+    except FileNotFoundError:
+        return None, ""
+    except OSError as error:
+        return None, "ring" if error.errno == errno.ELOOP else "denied"
 
 
-def _readable(raw: bytes) -> dict[str, Any] | None:
+def _readable(raw: bytes) -> tuple[dict[str, Any], str]:
+    """The members before the damage; the problem where there are none."""
     text = raw.decode("latin-1")
     begin = skip_space(text, 0)
     if text[begin : begin + 1] != "{":
-        return None
+        return {}, "json"
     found: dict[str, Any] = {}
-    with contextlib.suppress(Stop, UndecodableMember):
+    problem = ""
+    try:
         for member in iterate_members(text, begin + 1):
             found[member.name] = decode_member(raw[member.start : member.end])
-    return found
+    except Stop as stop:
+        problem = {TOO_DEEP: "deep", "truncated": "cut"}.get(stop.damage.reason, "json")
+    except UndecodableMember as error:
+        problem = "deep" if str(error) == TOO_DEEP else "json"
+    return found, "" if found else problem

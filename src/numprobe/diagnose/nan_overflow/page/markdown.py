@@ -110,6 +110,8 @@ def _ranks(result: NanResult, lang: str) -> list[str]:
         return [*lines, _text(lang, "ranks.none")]
     counts = view.role_counts(result)
     summary = [f"{_text(lang, f'role.{role}')} {numbers.count(n)}" for role, n in counts.items() if n]
+    if partly := view.partly_read(result):
+        summary.append(_text(lang, "ranks.partly", {"n": partly}))
     head = [_text(lang, key) for key in ("head.role", "head.count", "head.first_dirty", "head.ranks")]
     rows = [
         [
@@ -268,12 +270,13 @@ def _limits(result: NanResult, first: Candidate | None, lang: str) -> list[str]:
     lines = _heading(lang, "section.limits")
     rows = [
         [
-            escape(view.rank_name(row)),
+            escape(view.ranks_text(together)),
             _text(lang, f"status.{row.status}"),
             _read(lang, row),
             _text(lang, "depends.none" if first is None else "depends.yes" if row.depends else "depends.no"),
         ]
-        for row in view.unread(result)
+        for together in view.unread_together(result)
+        for row in together[:1]
     ]
     keys = ("head.rank", "head.state", "head.read", "head.depends")
     if rows:

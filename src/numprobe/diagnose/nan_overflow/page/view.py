@@ -56,10 +56,14 @@ def worst_role(rows: Sequence[RankRow]) -> str:
 
 
 def role_counts(result: NanResult) -> dict[str, int]:
-    """Ranks a role; ``partial`` counts every rank that was read in part, whatever its role."""
+    """Ranks a role, all of them once."""
     counts = Counter(shown_role(row) for row in result.ranks)
-    counts["partial"] = sum(row.status == "partial" for row in result.ranks)
     return {role: counts[role] for role in ROLE_ORDER}
+
+
+def partly_read(result: NanResult) -> int:
+    """Ranks that were read in part and have another role than ``partial``: what was read of them is dirty."""
+    return sum(row.status == "partial" and shown_role(row) != "partial" for row in result.ranks)
 
 
 def rank_name(row: RankRow) -> str:
@@ -206,6 +210,14 @@ def ranks_text(rows: Sequence[RankRow], comma: str = ", ") -> str:
 
 def unread(result: NanResult) -> list[RankRow]:
     return [row for row in result.ranks if row.status != "ok"]
+
+
+def unread_together(result: NanResult) -> list[list[RankRow]]:
+    """The same, with ranks in one place of which nothing is known but their number."""
+    together: dict[object, list[RankRow]] = {}
+    for row in unread(result):
+        together.setdefault(row.rank_key if row.note else (row.status, row.depends), []).append(row)
+    return list(together.values())
 
 
 def cited(result: NanResult) -> dict[Citation, int]:
