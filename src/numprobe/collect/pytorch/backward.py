@@ -62,7 +62,7 @@ class BackwardRecord:
         slots = [t for _, t in outputs if t.requires_grad]
         made = [
             (k, t) for k, t in enumerate(slots) if given.edges.made(t)
-        ]  # one handed through has no gradient of its own
+        ]  # what is handed through has none of its own
         if not made:
             return
         numbers = [n for n, t in enumerate(given.tensors) if parameters or not _is_parameter(t)]

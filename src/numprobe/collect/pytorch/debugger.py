@@ -6,7 +6,7 @@ import atexit
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -14,8 +14,6 @@ from numprobe.collect.pytorch.reloading import Reloading
 from numprobe.collect.pytorch.session import Models, Session
 from numprobe.collect.pytorch.settings import Settings, load_settings
 from numprobe.record.errors import NumprobeError
-
-Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class _OnInstanceOrDefault:
@@ -26,15 +24,7 @@ class _OnInstanceOrDefault:
         functools.update_wrapper(self, method)  # type: ignore[arg-type]
 
     def __get__(self, instance: PrecisionDebugger | None, owner: type[PrecisionDebugger]) -> Callable[..., Any]:
-        target = instance if instance is not None else owner.default
-        if target is None:
-            raise NumprobeError(
-                "E-COL-003",
-                "PrecisionDebugger.{method}() was called before a PrecisionDebugger was made",
-                method=self._method.__name__,
-                do="make one first: debugger = PrecisionDebugger(config_path=...)",
-            )
-        return functools.partial(self._method, target)
+        return functools.partial(self._method, instance if instance is not None else _default(self._method.__name__))
 
 
 class PrecisionDebugger:

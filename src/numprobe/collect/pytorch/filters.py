@@ -40,9 +40,8 @@ class NameFilter:
         self._open = not settings.scope
         self._list = settings.list
         self._keeps_inside = settings.level == "mix"
-        self._inside: set[str] = (
-            set()
-        )  # listed modules that are running; names, so that an end that is never told adds up to nothing
+        # listed modules that are running; names, so that an end that is never told adds up to nothing
+        self._inside: set[str] = set()
         self._tensor_list = settings.tensor_list
         self._all_tensors = settings.task == "tensor"
         self._entries = [(key, entry) for key in ("scope", "list", "tensor_list") for entry in getattr(settings, key)]

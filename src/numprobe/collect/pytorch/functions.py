@@ -131,7 +131,6 @@ class FunctionHooks:
                 return original(*args, **kwargs)
             return recorded(original, prefix, api, after_call, args, kwargs)
 
-        call.__numprobe_original__ = original  # type: ignore[attr-defined]
         return call
 
     def _recorded(

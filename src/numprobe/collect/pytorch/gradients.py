@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 MAX_NODES = (
-    20_000  # of one call's graph; a search beyond that is given up, and the gradients of its inputs are not recorded
+    20_000  # of one call's graph: a larger one is not searched, and the gradients of its inputs are not recorded
 )
 
 Node = Any  # torch.autograd.graph.Node: what grad_fn gives

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ class InputLoader:
         self._hit: set[str] = set()
         self._handles: dict[int, Any] = {}
 
-    def hook(self, model: nn.Module | list[nn.Module]) -> None:
+    def hook(self, model: nn.Module | Sequence[nn.Module]) -> None:
         for name, module in named_modules(model):
             if name in self._wanted and id(module) not in self._handles:
                 hook = self._replacing(name)

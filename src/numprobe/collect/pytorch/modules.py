@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ WRAPPERS = frozenset(("FullyShardedDataParallel",))  # stand around the model an
 Keeps = Callable[[str], bool]
 
 
-def named_modules(model: nn.Module | list[nn.Module] | tuple[nn.Module, ...]) -> list[tuple[str, nn.Module]]:
+def named_modules(model: nn.Module | Sequence[nn.Module]) -> list[tuple[str, nn.Module]]:
     """``Module.<path>.<Class>`` of every module to record: all but the outermost; of several models each has its number."""
     models = [("", model)] if isinstance(model, nn.Module) else [(f"{i}.", m) for i, m in enumerate(model)]
     found: list[tuple[str, nn.Module]] = []
@@ -69,7 +69,7 @@ class ModuleHooks:
         self._hooked: dict[int, nn.Module] = {}
         self._calls: dict[int, list[_Call]] = {}  # by module, the innermost call last: a module may call itself
 
-    def hook(self, model: nn.Module | list[nn.Module] | tuple[nn.Module, ...]) -> None:
+    def hook(self, model: nn.Module | Sequence[nn.Module]) -> None:
         """Record the modules below ``model`` (or several models); modules that are hooked already stay so."""
         for name, module in named_modules(model):
             if id(module) not in self._hooked:

@@ -183,6 +183,9 @@ class Recorder:
 
     def _pass_ended(self) -> None:
         self._will_end = False
+        self._finish_passes()
+
+    def _finish_passes(self) -> None:
         for finish in list(self._begun.values()):
             finish()
 
@@ -327,8 +330,7 @@ class Recorder:
                 return
             began = time.perf_counter()
             if everything:
-                for finish in list(self._begun.values()):
-                    finish()
+                self._finish_passes()
                 self._settle()
             self._fill()
             entries: list[Entry] = []
@@ -425,7 +427,7 @@ def _holds_nonfinite(content: object) -> bool:
 
 def _fills_its_memory(tensor: torch.Tensor) -> bool:
     """Is the tensor a permutation of a contiguous block, each element once?"""
-    if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
+    if tensor.layout is not torch.strided:
         return False
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):

@@ -130,7 +130,7 @@ class Session:
             return
         self._rank = rank if rank is not None else current_rank()
         if self._loader is not None and model is not None:
-            self._loader.hook(model if isinstance(model, nn.Module) else list(model))
+            self._loader.hook(model)
             if settings.load is not None and not settings.load.dump_after_load:
                 return
         if not settings.wants_rank(self._rank):
@@ -148,7 +148,7 @@ class Session:
         if not self._opens_step():
             return
         if self._wants_modules and model is not None:
-            self._modules.hook(model if isinstance(model, nn.Module) else list(model))
+            self._modules.hook(model)
         if self._wants_apis and (loaded := (len(sys.modules), len(torch.ops.loaded_libraries))) != self._loaded:
             self._loaded = loaded  # looking for functions takes as long as a small step
             self._install_apis()
