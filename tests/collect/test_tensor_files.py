@@ -210,3 +210,21 @@ def test_the_safetensors_package_reads_it(tmp_path: Path) -> None:
 def test_an_unknown_format_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="expected one of pt, safetensors"):
         TensorWriter(tmp_path, "npz")
+
+
+@pytest.mark.parametrize("tensor_format", ["pt", "safetensors"])
+def test_nothing_is_written_until_the_flush(tmp_path: Path, tensor_format: str) -> None:
+    writer = TensorWriter(tmp_path, tensor_format, until_flush=True)
+    tensor = torch.arange(6.0).view(2, 3).t()
+    assert writer.put(tensor, "a.pt") == "a.pt"
+    tensor.zero_()
+    assert list(tmp_path.iterdir()) == []
+    assert writer.flush() == []
+    if tensor_format == "pt":
+        saved = torch.load(tmp_path / "a.pt", weights_only=True)
+        assert saved.is_contiguous()
+        assert saved.tolist() == [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]
+    assert writer.files == 1
+    assert writer.put(tensor, "b.pt") == "b.pt"
+    assert writer.flush() == []
+    assert writer.files == 2

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from numprobe.collect.pytorch.devices import current_stream
 from numprobe.collect.pytorch.plain import BASE, VARIABLE, array_of, contiguous, data_of, numel, to, view
 
 HELD_BYTES = 32 << 20  # copies that may wait for a thread; beyond, the caller computes
@@ -166,15 +167,16 @@ def hash64_word(tensor: Tensor) -> Tensor:
     return VARIABLE.add(total, _signed(_mixed_int(numel(data))))
 
 
-_position_tables: dict[tuple[torch.device, int], Tensor] = {}
+_position_tables: dict[Hashable, Tensor] = {}  # by device, stream (another would not wait for it) and length
 
 
 def _positions(device: torch.device, count: int) -> Tensor:
     """``(i + 1) * GAMMA`` for the words of one part."""
-    table = _position_tables.get((device, count))
+    key = (device, None if device.type == "cpu" else current_stream(device), count)
+    table = _position_tables.get(key)
     if table is None:
         table = VARIABLE.mul(_arange(1, count + 1, dtype=torch.int64, device=device), _signed(_GAMMA))
-        _position_tables[device, count] = table
+        _position_tables[key] = table
     return table
 
 

@@ -36,7 +36,7 @@ stride: Callable[[Tensor], tuple[int, ...]] = BASE.stride
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes = torch._C._len_torch_function_stack
 _transform = _FUNCTORCH.peek_interpreter_stack
-_tensor = torch.tensor
+_arange = torch.arange
 _index_select: Callable[..., Tensor] = VARIABLE.index_select
 
 PLAIN_TYPES = frozenset({Tensor, torch.nn.Parameter})  # types that add no behaviour
@@ -46,7 +46,6 @@ NARROW_FLOATS = frozenset(
     if name.startswith("float8_") and isinstance(dtype := getattr(torch, name), torch.dtype)
 )
 FLOAT4: torch.dtype | None = getattr(torch, "float4_e2m1fn_x2", None)
-_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # OCP Microscaling Formats 1.0, table 5; bit 3 is the sign
 
 
 class _Memory:
@@ -190,8 +189,18 @@ def flat(tensor: Tensor) -> Tensor:
 
 
 def decoded_float4(tensor: Tensor) -> Tensor:
-    """float4_e2m1fn_x2, two values a byte, as a flat bfloat16 tensor of twice the length (order: low half, then high half)."""
+    """float4_e2m1fn_x2, two values a byte, as a flat bfloat16 tensor of twice the length (order: low half, then high half).
+
+    OCP Microscaling Formats 1.0, table 5: bit 3 is the sign, bits 2 and 1 the exponent e, bit 0 the mantissa m; the magnitude
+    is m / 2 for e = 0, else (1 + m / 2) * 2**(e - 1). The table of the 16 codes is computed on the device: nothing is sent to it.
+    """
     packed = view(contiguous(tensor), torch.uint8)
-    table = _tensor([*_E2M1, *(-x for x in _E2M1)], dtype=torch.bfloat16, device=packed.device)
     codes = VARIABLE.cat([VARIABLE.bitwise_and(packed, 15), VARIABLE.bitwise_right_shift(packed, 4)])
+    code = _arange(16, device=packed.device)
+    half = VARIABLE.mul(to(VARIABLE.bitwise_and(code, 1), torch.bfloat16), 0.5)
+    exponent = VARIABLE.bitwise_and(VARIABLE.bitwise_right_shift(code, 1), 3)
+    power = VARIABLE.exp2(to(VARIABLE.sub(exponent, 1), torch.bfloat16))
+    normal = VARIABLE.mul(VARIABLE.add(half, 1), power)
+    magnitude = VARIABLE.where(VARIABLE.gt(exponent, 0), normal, half)
+    table = VARIABLE.where(VARIABLE.gt(code, 7), VARIABLE.neg(magnitude), magnitude)
     return _index_select(table, 0, to(view(codes, -1), torch.int64))

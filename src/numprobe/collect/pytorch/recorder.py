@@ -286,7 +286,7 @@ class Recorder:
             with suppress(RuntimeError):  # sparse layouts, and tensors of torch.func without memory of their own
                 same = tensor.is_contiguous() or (self._any_order and _fills_its_memory(tensor))
                 if same and (address := tensor.data_ptr()):
-                    return address, tensor.numel(), tensor.dtype
+                    return address, tensor.get_device(), tensor.numel(), tensor.dtype
         return id(tensor)
 
     def begins(self) -> None:

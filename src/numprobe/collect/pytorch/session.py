@@ -47,13 +47,13 @@ class Session:
         self._filter = NameFilter(settings)
         self._rules = settings.slice
         structure = settings.task == "structure"  # names and parents, no bodies
-        figures = (
+        self._figures = (
             None
             if structure
             else Statistics(settings.summary_mode, compat=settings.compat, precision=settings.precision)
         )
         self.recorder = Recorder(
-            figures,
+            self._figures,
             slices=self._sliced if settings.slice or settings.request_id else None,
             saves=self._filter.tensors if settings.task == "tensor" or settings.tensor_list else None,
             stacks=settings.extra_info and settings.level != "debug",
@@ -320,7 +320,9 @@ class Session:
             saves = settings.task == "tensor" or bool(settings.tensor_list)
             files = StepFiles(folder, settings.task, settings.level, self._extra(), tensors=saves)
             if saves:
-                self.recorder.sink = TensorWriter(files.tensor_folder, settings.tensor_format)
+                self.recorder.sink = TensorWriter(
+                    files.tensor_folder, settings.tensor_format, until_flush=settings.async_dump
+                )
         except OSError as error:
             raise NumprobeError(
                 "E-COL-002",
@@ -370,6 +372,8 @@ class Session:
         )
         for problem, count in tally.problems.items():
             log.error("numprobe: NOT RECORDED: %d entries: %s", count, problem)
+        for what, count in (self._figures.take_unsupported() if self._figures is not None else {}).items():
+            log.warning("numprobe: no figures of %d tensors: %s", count, what)
 
 
 def _refuse_what_is_not_there(settings: Settings) -> None:

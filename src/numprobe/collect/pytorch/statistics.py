@@ -13,14 +13,14 @@ from __future__ import annotations
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from numprobe.collect.pytorch import digests
+from numprobe.collect.pytorch import devices, digests
 from numprobe.collect.pytorch.plain import (
     BASE,
     FLOAT4,
@@ -114,7 +114,7 @@ class Statistics:
         self.unsupported: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._pending: list[Record | Callable[[], Record]] = []
-        self._columns: dict[tuple[torch.device, torch.dtype], _Column] = {}
+        self._columns: dict[Hashable, _Column] = {}  # by device, dtype and stream
         # Host tensors in the commonest mode: no digest, our values.
         self._direct = mode == "statistics" and not compat
 
@@ -141,6 +141,12 @@ class Statistics:
             column.fetch()
         return [entry if type(entry) is dict else self._finished(entry) for entry in pending]  # type: ignore[arg-type]
 
+    def take_unsupported(self) -> Counter[str]:
+        """What ``unsupported`` has counted since the last time."""
+        with self._lock:
+            taken, self.unsupported = self.unsupported, Counter()
+        return taken
+
     def _finished(self, entry: Callable[[], Record]) -> Record:
         try:
             return entry()
@@ -152,7 +158,12 @@ class Statistics:
         try:
             with out_of_sight():
                 plain = plain_of(tensor)
-                return self._nulls() if plain is None else self._entry(plain)
+                if plain is None:
+                    return self._nulls()
+                if not plain.is_cpu and devices.is_capturing(plain.device):
+                    self._refuse("captured for a graph")
+                    return self._nulls()
+                return self._entry(plain)
         except Exception:
             kind = type(tensor).__name__
             self._refuse(f"{kind}/{str(getattr(tensor, 'dtype', '')).removeprefix('torch.')}")
@@ -189,8 +200,10 @@ class Statistics:
         if self.mode == "md5":
             return digests.crc32_later(plain)
         if self.mode == "xor" and plain.ndim == 0:
-            value = _item(plain)
-            return f"0x{value:x}" if isinstance(value, int) and not isinstance(value, bool) else value
+            if plain.is_cpu:
+                return _scalar_as_xor(_item(plain))
+            fetched = self._put(VARIABLE.clone(plain))
+            return lambda: _scalar_as_xor(fetched()[0])
         words = digests.xor64_word(plain) if self.mode == "xor" else digests.hash64_word(plain)
         spell = digests.spell_xor64 if self.mode == "xor" else digests.spell_hash64
         if words.is_cpu:
@@ -199,11 +212,13 @@ class Statistics:
         return lambda: spell(int(fetched()[0]))
 
     def _put(self, values: Tensor) -> Callable[[], list[float]]:
-        key = (values.device, values.dtype)
+        device = values.device
+        stream = devices.current_stream(device)
+        key = (device, values.dtype, stream)
         with self._lock:
             column = self._columns.get(key)
             if column is None:
-                column = self._columns[key] = _Column()
+                column = self._columns[key] = _Column(device, stream)
             return column.put(values)
 
     def _figures_of(self, plain: Tensor) -> Figures | Callable[[], Figures]:
@@ -222,7 +237,7 @@ class Statistics:
         lows, highs = self._put(low), self._put(high)
         if dtype is torch.bool:
             return lambda: Figures(highs()[0], lows()[0], None, None)
-        values = plain if plain.dtype.is_floating_point else to(plain, _wide(plain.device))
+        values = plain if plain.dtype.is_floating_point else to(plain, devices.wide_float(plain.device))
         accumulate = torch.float64 if values.dtype is torch.float64 else torch.float32
         count = numel(values)
         rows, axes = values, list(range(values.ndim))
@@ -265,9 +280,13 @@ class Statistics:
 
 
 class _Column:
-    """Numbers of one device and dtype: put there one after another, fetched in one transfer."""
+    """Numbers of one dtype on one stream of a device: put there one after another, fetched in one transfer.
 
-    def __init__(self) -> None:
+    Only that stream is waited for. All of a device might wait for a peer that waits for this process.
+    """
+
+    def __init__(self, device: torch.device, stream: Any) -> None:
+        self._device, self._stream = device, stream
         self._loose: list[Tensor] = []
         self._packed: list[Tensor] = []
         self._size = 0
@@ -283,13 +302,18 @@ class _Column:
         return lambda: self._values[begin:end]
 
     def fetch(self) -> None:
-        with out_of_sight():
+        with out_of_sight(), devices.on_stream(self._device, self._stream):
             self._values = BASE.tolist(VARIABLE.cat(self._packed + self._loose))
         self._packed, self._loose = [], []
 
 
 def _on_host(tensor: Tensor) -> bool:
     return tensor.is_cpu
+
+
+def _scalar_as_xor(value: Any) -> object:
+    """The reference's digest of a 0-d tensor: the value itself, integers in hexadecimal."""
+    return f"0x{value:x}" if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def _record(figures: Figures) -> Record:
@@ -526,9 +550,4 @@ def _computable(tensor: Tensor) -> Tensor:
         return to(tensor, torch.bfloat16)
     if dtype in (torch.uint16, torch.uint32):
         return to(tensor, torch.int64)
-    return to(tensor, _wide(tensor.device)) if dtype is torch.uint64 else tensor
-
-
-def _wide(device: torch.device) -> torch.dtype:
-    """What integers are summed in: NPU and Apple's GPU lack float64 or are slow at it."""
-    return torch.float64 if device.type in ("cpu", "cuda", "xpu") else torch.float32
+    return to(tensor, devices.wide_float(tensor.device)) if dtype is torch.uint64 else tensor

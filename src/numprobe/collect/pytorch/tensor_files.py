@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from numprobe.collect.pytorch import devices
 from numprobe.collect.pytorch.digests import bytes_of
 from numprobe.collect.pytorch.plain import (
     BASE,
@@ -92,22 +93,28 @@ def file_name(name: str) -> str:
     return safe.encode("utf-8", "replace").decode() + dot + suffix
 
 
-def copy_of(tensor: Tensor) -> Tensor | None:
-    """A detached contiguous copy in host memory, None where there are no values (fake, meta, vmapped, freed, empty)."""
+def copy_of(tensor: Tensor, *, on_host: bool = True) -> Tensor | None:
+    """A detached contiguous copy, in host memory or where the tensor lies.
+
+    None where there are no values: fake, meta, vmapped, freed, empty, and what is only captured for a graph.
+    """
     if type(tensor) in PLAIN_TYPES and tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_meta:
         if numel(tensor) == 0 or holds_no_memory(tensor):
             return None
         with out_of_sight():
-            return _copied(data_of(tensor))
+            return _copied(data_of(tensor), on_host)
     with out_of_sight():
         plain = plain_of(tensor)
-        return None if plain is None else _copied(plain)
+        return None if plain is None else _copied(plain, on_host)
 
 
-def _copied(tensor: Tensor) -> Tensor:
+def _copied(tensor: Tensor, on_host: bool) -> Tensor | None:
     """Never an alias, also where ``to("cpu")`` and contiguous() would be no-ops; a copy's storage has its elements only."""
+    if not tensor.is_cpu and devices.is_capturing(tensor.device):
+        return None
     tensor = BASE.resolve_neg(BASE.resolve_conj(tensor))
-    return contiguous(to(tensor, "cpu", copy=True, memory_format=torch.contiguous_format))
+    place = "cpu" if on_host else tensor.device
+    return contiguous(to(tensor, place, copy=True, memory_format=torch.contiguous_format))
 
 
 def save_tensor(tensor: Tensor, path: Path) -> int:
@@ -147,6 +154,7 @@ class TensorWriter:
 
     ``background``: write in a thread. By default only safetensors, whose writing is a few long system calls; torch.save is
     Python for the most part, and two threads that pass the interpreter's lock to and fro take twice the time of one.
+    ``until_flush``: copies stay on their device, and nothing is waited for or written, until :meth:`flush`.
     Each line of the index is ``{"file": NAME, "tensors": [NAMES]}``. ``files`` and ``bytes`` count what has been written.
     A reader needs neither torch nor this class. Not to be used by a forked child.
     """
@@ -158,6 +166,7 @@ class TensorWriter:
         *,
         background: bool | None = None,
         queued_bytes: int = QUEUED_BYTES,
+        until_flush: bool = False,
     ) -> None:
         if tensor_format not in FORMATS:
             raise ValueError(f"tensor format {tensor_format!r}: expected one of {', '.join(FORMATS)}")
@@ -168,6 +177,9 @@ class TensorWriter:
         self._format = tensor_format
         self._background = tensor_format == "safetensors" if background is None else background
         self._limit = queued_bytes
+        self._kept: deque[tuple[str, Tensor, Any]] | None = (
+            deque() if until_flush else None
+        )  # the last is the copy's stream
         self._queue: deque[tuple[str, Tensor]] = deque()
         self._queued = 0  # bytes, those being written included
         self._batch: dict[str, Tensor] = {}
@@ -186,15 +198,23 @@ class TensorWriter:
         """
         try:
             safe = file_name(name)
-            copy = copy_of(tensor)
+            copy = copy_of(tensor, on_host=self._kept is None)
         except Exception as error:
             self._problem(name, error)
             return None
         if copy is None:
             return None
+        if self._kept is not None:
+            self._kept.append((safe, copy, None if copy.is_cpu else devices.current_stream(copy.device)))
+            return safe
+        self._take(safe, copy)
+        return safe
+
+    def _take(self, safe: str, copy: Tensor) -> None:
+        """Write a host tensor that is nobody else's, now or in the background."""
         if not self._background:
             self._attempt(safe, copy)
-            return safe
+            return
         size = numel(copy) * element_size(copy)
         with self._state:
             while self._queued and self._queued + size > self._limit:
@@ -204,10 +224,22 @@ class TensorWriter:
             self._queued += size
             self._run()
             self._state.notify_all()
-        return safe
+
+    def _release(self) -> None:
+        """Fetch what has stayed on its device, each on the stream that copied it."""
+        while self._kept:
+            safe, copy, stream = self._kept.popleft()
+            try:
+                with out_of_sight(), devices.on_stream(copy.device, stream):
+                    host = to(copy, "cpu")
+            except Exception as error:
+                self._problem(safe, error)
+            else:
+                self._take(safe, host)
 
     def flush(self) -> list[str]:
         """Wait until everything is in files; what went wrong since the last flush, in words."""
+        self._release()
         with self._state:
             while self._queue or self._queued:
                 self._run()
