@@ -17,12 +17,27 @@ Gradients = tuple["torch.Tensor | None", ...]
 
 @dataclass(frozen=True)
 class Wanted:
-    """What of a backward pass is recorded: gradients of outputs (``input``), of inputs (``output``), for which records."""
+    """What of every call is recorded.
+
+    Attributes:
+        input, output: what a call is given and what it returns.
+        backward: its backward pass is followed, be it only for the tree of calls.
+        output_gradients, input_gradients: what flows into its backward pass (``input`` of that record) and out (``output``).
+        keeps_backward: whether the backward record of this name is kept, given that the call's own is.
+        node_gradients: those of the last autograd node, as the reference has them (HOK-4), instead of the call's.
+    """
 
     input: bool
     output: bool
-    keeps: Callable[[str], bool]
-    names_inputs: bool = True  # the extra key grad_of: whose gradients ``output`` holds
+    backward: bool
+    output_gradients: bool
+    input_gradients: bool
+    keeps_backward: Callable[[str], bool]
+    node_gradients: bool
+
+    @property
+    def forward(self) -> bool:
+        return self.input or self.output
 
 
 class Given:
@@ -68,14 +83,14 @@ class BackwardRecord:
         numbers = [n for n, t in enumerate(given.tensors) if parameters or not _is_parameter(t)]
         self._slots = {n: k for k, n in enumerate(numbers)}
         body = self._entry.body
-        if self._wanted.input:
+        if self._wanted.output_gradients:
             body["input"] = [None] * len(slots)
-        if self._wanted.output:
+        if self._wanted.input_gradients:
             body["output"] = [None] * len(numbers)
-            if self._wanted.names_inputs:
+            if not self._wanted.node_gradients:
                 body["grad_of"] = [given.paths[n] for n in numbers]
         nodes: list[Node] = list({id(t.grad_fn): t.grad_fn for _, t in made}.values())
-        crossings = given.edges.crossings(nodes) if self._wanted.output and numbers else []
+        crossings = given.edges.crossings(nodes) if self._wanted.input_gradients and numbers else []
         if crossings:
             done = self._left_whole if whole else self._left
         else:
@@ -102,9 +117,9 @@ class BackwardRecord:
             if self._begins() and self._first_at(0):
                 with self._scope.quiet():
                     self._recorder.place(self._entry)
-                    if self._wanted.input:
+                    if self._wanted.output_gradients:
                         self._entry.body["input"] = self._recorder.values(self._entry, "input", outputs)
-                    if self._wanted.output:
+                    if self._wanted.input_gradients:
                         self._entry.body["output"] = self._recorder.values(self._entry, "output", inputs)
 
         node.register_hook(fired)
@@ -116,7 +131,7 @@ class BackwardRecord:
         if self._recorder.files is None:
             return False
         if self._kept is None:
-            self._kept = self._wanted.keeps(self._entry.name)
+            self._kept = self._wanted.keeps_backward(self._entry.name)
             if self._recorder.stacks is not None:
                 self._recorder.parent(self._entry.name, self._parent)
         return self._kept
@@ -151,7 +166,7 @@ class BackwardRecord:
 
     def _of_outputs(self, places: list[tuple[int, int]], gradients: Gradients) -> None:
         """Enter gradients of outputs: (number of the output, place among the node's)."""
-        if not self._wanted.input:
+        if not self._wanted.output_gradients:
             return
         for k, number in places:
             gradient = gradients[number] if number < len(gradients) else None

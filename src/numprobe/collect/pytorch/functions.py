@@ -31,15 +31,11 @@ class FunctionHooks:
         scope: Scope,
         *,
         keeps: Callable[[str], bool],
-        forward: bool,
-        backward: bool,
         wanted: Wanted,
-        node_gradients: bool,
     ) -> None:
         self._recorder, self._scope = recorder, scope
         self._keeps = keeps
-        self._forward, self._backward, self._wanted = forward, backward, wanted
-        self._node_gradients = node_gradients
+        self._forward, self._wanted = wanted.forward, wanted
         self._masks = ignored_arguments()
         self._originals: list[tuple[Any, str, Any, Any]] = []  # owner, attribute, what recorded, what was there before
         self._wrapped: set[tuple[int, str]] = set()
@@ -174,7 +170,7 @@ class FunctionHooks:
                 call.entry.body["input_args"] = recorder.values(call.entry, "input", given)
                 call.entry.body["input_kwargs"] = recorder.named(call.entry, "kwargs", named)
             recorder.place(call.entry)
-        if self._backward and torch.is_grad_enabled():
+        if self._wanted.backward and torch.is_grad_enabled():
             call.given = Given(args, kwargs)
         return call
 
@@ -188,13 +184,13 @@ class FunctionHooks:
         if call.given is not None and call.given.edges:
             name = f"{call.entry.name.removesuffix('forward')}backward"
             record = BackwardRecord(self._recorder, self._scope, self._wanted, name, call.parent)
-            if self._node_gradients:
+            if self._wanted.node_gradients:
                 record.watch_node(output)
             else:
                 record.watch(call.given, output, whole=False, parameters=False)
 
     def _show(self, call: _Call, output: Any) -> None:
-        if self._forward and self._wanted.output:
+        if self._wanted.output:
             listed = as_list(output)
             if call.hidden is not None:
                 listed = [None if i in call.hidden.outputs else v for i, v in enumerate(listed)]

@@ -58,13 +58,11 @@ class ModuleHooks:
         keeps: Keeps,
         enters: Callable[[str], None],
         leaves: Callable[[str], None],
-        forward: bool,
-        backward: bool,
         wanted: Wanted,
     ) -> None:
         self._recorder, self._scope = recorder, scope
         self._keeps, self._enters, self._leaves = keeps, enters, leaves
-        self._forward, self._backward, self._wanted = forward, backward, wanted
+        self._wanted = wanted
         self._handles: list[Any] = []
         self._hooked: dict[int, nn.Module] = {}
         self._calls: dict[int, list[_Call]] = {}  # by module, the innermost call last: a module may call itself
@@ -80,7 +78,7 @@ class ModuleHooks:
             module.register_forward_pre_hook(self._before(name), with_kwargs=True),
             module.register_forward_hook(self._after(), prepend=True, with_kwargs=True, always_call=True),
         ]
-        if self._backward and self._wanted.output:
+        if self._wanted.input_gradients:
             handles += self._hook_parameters(name, module.named_parameters(recurse=False))
         self._hooked[id(module)] = module
         self._handles += handles
@@ -132,10 +130,10 @@ class ModuleHooks:
             recorder.called_from(name, 2)
         recorder.begins()
         call.entry = Entry(name)
-        if self._forward and self._wanted.input:
+        if self._wanted.input:
             call.entry.body["input_args"] = recorder.values(call.entry, "input", args)
             call.entry.body["input_kwargs"] = recorder.named(call.entry, "kwargs", kwargs)
-        if self._backward and torch.is_grad_enabled():
+        if self._wanted.backward and torch.is_grad_enabled():
             call.given = Given(args, kwargs)
 
     def _after(self) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], None]:
@@ -164,11 +162,11 @@ class ModuleHooks:
             raised = sys.exc_info()[1]
             failed = raised is not None and raised is not call.error
             recorder.ends(has_run=False)
-            if self._forward and self._wanted.output:
+            if self._wanted.output:
                 entry.body["output"] = recorder.values(entry, "output", [None] if failed else as_list(output))
                 own = dict(module.named_parameters(recurse=False))
                 entry.body["parameters"] = recorder.parameters(entry, own)
-            if self._forward:
+            if self._wanted.forward:
                 recorder.place(entry)
             if call.given is not None and not failed:
                 backward = f"{call.name}.backward.{call.number}"

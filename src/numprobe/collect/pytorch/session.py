@@ -65,21 +65,8 @@ class Session:
         )
         self._wants_apis = settings.level in ("L1", "mix")
         self._wants_modules = settings.level in ("L0", "mix")
-        self._wanted = Wanted(
-            "input" in settings.data_mode and not structure,
-            "output" in settings.data_mode and not structure,
-            self._keeps_backward if not structure else lambda name: False,
-            not settings.compat,
-        )
-        self._functions = FunctionHooks(
-            self.recorder,
-            self.scope,
-            keeps=self._filter.api,
-            forward="forward" in settings.data_mode and not structure,
-            backward="backward" in settings.data_mode,
-            wanted=self._wanted,
-            node_gradients=settings.compat,
-        )
+        self._wanted = self._what_is_wanted()
+        self._functions = FunctionHooks(self.recorder, self.scope, keeps=self._filter.api, wanted=self._wanted)
         self._modules = self._module_hooks(self.scope)
         self._phases = Phases(self.scope, lambda name: self.recorder.parent(name, None))
         self._waits = Waits(self.scope.quiet)
@@ -235,6 +222,20 @@ class Session:
 
     # --- parts ---------------------------------------------------------------------------------------------------
 
+    def _what_is_wanted(self) -> Wanted:
+        modes, task = self.settings.data_mode, self.settings.task
+        bodies = task != "structure"  # which has names and parents alone
+        forward, backward = bodies and "forward" in modes, bodies and "backward" in modes
+        return Wanted(
+            input=forward and "input" in modes,
+            output=forward and "output" in modes,
+            backward="backward" in modes,
+            output_gradients=backward and "input" in modes,
+            input_gradients=backward and "output" in modes,
+            keeps_backward=self._keeps_backward if bodies else lambda name: False,
+            node_gradients=self.settings.compat,
+        )
+
     def _module_hooks(self, scope: Scope) -> ModuleHooks:
         return ModuleHooks(
             self.recorder,
@@ -242,8 +243,6 @@ class Session:
             keeps=self._filter.module,
             enters=self._filter.enter_module,
             leaves=self._filter.leave_module,
-            forward="forward" in self.settings.data_mode and self.settings.task != "structure",
-            backward="backward" in self.settings.data_mode,
             wanted=self._wanted,
         )
 
