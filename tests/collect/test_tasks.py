@@ -225,7 +225,7 @@ def test_compat_gives_the_reference_s_figures(tmp_path: Path):
     assert list(header) == ["task", "level", "framework", "dump_data_dir", "data"]
 
 
-@pytest.mark.parametrize("settings", [{"task": "acc_check"}, {"format": "parquet"}], ids=lambda s: next(iter(s)))
+@pytest.mark.parametrize("settings", [{"format": "parquet"}], ids=lambda s: next(iter(s)))
 def test_what_is_not_there_yet_is_refused(tmp_path: Path, settings: dict[str, str]):
     with pytest.raises(NumprobeError, match="E-COL-007"):
         PrecisionDebugger(dump_path=tmp_path, level="L1", **settings)

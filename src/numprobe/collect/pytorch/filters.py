@@ -9,6 +9,11 @@ from difflib import get_close_matches
 from numprobe.collect.pytorch.apis import passes_risk
 from numprobe.collect.pytorch.settings import Settings
 
+# what a pre-check leaves out always (PRE-4): its results hold nothing, or anything
+NOT_CHECKED = frozenset(
+    ("to", "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_with_format")
+)
+
 
 @dataclass(frozen=True)
 class Unmatched:
@@ -35,6 +40,10 @@ class NameFilter:
         self._named = bool(settings.scope or settings.list)
         self._risk_level = settings.risk_level if settings.level in ("L1", "mix") and not self._named else "ALL"
         self._compat = settings.compat
+        # of a pre-check: what it runs, by the last part of the name, as records have it
+        self._checked = settings.task == "acc_check"
+        self._white = frozenset(name.rpartition(".")[2] for name in settings.white_list)
+        self._black = NOT_CHECKED.union(name.rpartition(".")[2] for name in settings.black_list)
         self._passes: dict[str, bool] = {}  # what the risk level says of an API, by prefix and name
         self._first, self._last = settings.scope or ("", "")
         self._open = not settings.scope
@@ -43,7 +52,7 @@ class NameFilter:
         # listed modules that are running; names, so that an end that is never told adds up to nothing
         self._inside: set[str] = set()
         self._tensor_list = settings.tensor_list
-        self._all_tensors = settings.task == "tensor"
+        self._all_tensors = settings.task == "tensor" or settings.real_data
         self._entries = [(key, entry) for key in ("scope", "list", "tensor_list") for entry in getattr(settings, key)]
         self._missing = set(self._entries)
         self._seen: dict[str, str] = {}  # while entries are missing: the last name of each API or module
@@ -72,7 +81,7 @@ class NameFilter:
     def api(self, name: str) -> bool:
         """Whether the record of an API is kept."""
         if not self._named:
-            if self._risk_level == "ALL":
+            if self._risk_level == "ALL" and not self._checked:
                 return True
             stem = name.rsplit(".", 2)[0]
             passes = self._passes.get(stem)
@@ -82,7 +91,7 @@ class NameFilter:
         kept = self._keeps(name)
         if name == self._last:
             self._end(name)
-        return kept
+        return kept and (not self._checked or self._is_checked(name.rsplit(".", 3)[1]))
 
     def tensors(self, name: str) -> bool:
         """Whether a kept record's tensors are saved, besides their figures."""
@@ -101,8 +110,12 @@ class NameFilter:
 
     def _decide(self, stem: str) -> bool:
         prefix, _, api = stem.rpartition(".")
-        passes = self._passes[stem] = passes_risk(prefix, api, self._risk_level, self._compat)
+        passes = passes_risk(prefix, api, self._risk_level, self._compat)
+        self._passes[stem] = passes = passes and (not self._checked or self._is_checked(api))
         return passes
+
+    def _is_checked(self, api: str) -> bool:
+        return api not in self._black and (not self._white or api in self._white)
 
     def _begin(self, name: str) -> None:
         self._open = True

@@ -194,4 +194,5 @@ OPTIONS: dict[str, Callable[[Given], Any]] = {
     "white_list": _apis,
     "black_list": _apis,
     "error_data_path": checks.folder,
+    "real_data": checks.flag,
 }

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 VARIABLE = torch._C._VariableFunctions
-BASE: Any = torch._C.TensorBase
+BASE: Any = getattr(torch._C, "TensorBase", None) or torch._C._TensorBase  # type: ignore[attr-defined]  # before torch 2.2
 LINALG: Any = torch._C._linalg  # type: ignore[attr-defined]
 _FUNCTORCH = torch._C._functorch
 

@@ -21,7 +21,7 @@ import msgspec
 import torch
 
 from numprobe.collect.pytorch.stacks import Stacks
-from numprobe.collect.pytorch.values import OnTensor, TensorRecord, describe, tensor_type
+from numprobe.collect.pytorch.values import ANY_KEY, OnTensor, TensorRecord, describe, tensor_type
 from numprobe.formats.msprobe.write import DUMP_FOOT, AppendedObject, dump_head, figure, member
 
 BATCH = 1000  # entries that are written at once
@@ -96,7 +96,9 @@ class Recorder:
     """Collects entries of the current step and writes them.
 
     ``slices(tensor)`` gives the part to record. ``saves(name)`` says whether the tensors of an entry are kept in files, which
-    ``sink`` writes. ``any_order``: the figures are the same for every order of the elements.
+    ``sink`` writes. ``any_order``: the figures are the same for every order of the elements. ``repeatable``: a record holds
+    all that a call can be repeated by: dtypes and devices among positional arguments, device and strides of tensors, and of
+    saved tensors only what goes into a call.
     """
 
     def __init__(
@@ -111,6 +113,7 @@ class Recorder:
         batches: bool = True,
         marks_nonfinite: bool = False,
         keeps_until_crash: bool = False,
+        repeatable: bool = False,
     ) -> None:
         self._figures = figures
         self._slice = slices
@@ -134,6 +137,8 @@ class Recorder:
         self._tree = tree
         self._batches, self._marks_nonfinite, self._keeps_until_crash = batches, marks_nonfinite, keeps_until_crash
         self.crashed = False
+        self._repeatable = repeatable
+        self._key = ANY_KEY if repeatable else ""
         self._parents: dict[str, str | None] = {}
         self._stack_of: dict[int, list[str]] = {}
         self._groups = 0
@@ -207,7 +212,7 @@ class Recorder:
     def values(self, entry: Entry, segment: str, values: Any) -> list[Any]:
         """Records of a list of arguments; ``segment`` stands in the names of tensor files (input, kwargs, output)."""
         on_tensor = self.on_tensor(entry)
-        return [describe(value, f"{segment}.{i}", on_tensor) for i, value in enumerate(values)]
+        return [describe(value, f"{segment}.{i}", on_tensor, self._key) for i, value in enumerate(values)]
 
     def named(self, entry: Entry, segment: str, values: dict[str, Any]) -> dict[str, Any]:
         """Records of keyword arguments or parameters."""
@@ -221,6 +226,10 @@ class Recorder:
     def on_tensor(self, entry: Entry) -> OnTensor:
         if self._saves is None or not self._saves(entry.name):
             return self._unsaved
+        if self._repeatable:
+            return lambda tensor, path: self.tensor(
+                tensor, "" if path.startswith("output") else f"{entry.name}.{path}.pt"
+            )
         return lambda tensor, path: self.tensor(
             tensor, f"{entry.name}.{path.strip('.')}.pt" if path else f"{entry.name}.pt"
         )
@@ -246,6 +255,10 @@ class Recorder:
         }
         if local is not sliced:
             _add_placement(record, tensor)
+        if self._repeatable:
+            record["device"] = str(tensor.device)
+            if tensor.layout is torch.strided and not local.is_nested and not local.is_contiguous():
+                record["stride"] = list(local.stride())
         with self.lock:
             if self._figures is not None:
                 self._waiting.append((record, self._figures_of(tensor, sliced)))

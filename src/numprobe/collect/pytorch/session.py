@@ -55,13 +55,14 @@ class Session:
         self.recorder = Recorder(
             self._figures,
             slices=self._sliced if settings.slice or settings.request_id else None,
-            saves=self._filter.tensors if settings.task == "tensor" or settings.tensor_list else None,
+            saves=self._filter.tensors if settings.saves_tensors else None,
             stacks=settings.extra_info and settings.level != "debug",
             any_order=settings.summary_mode == "statistics",
             tree=settings.level in ("L0", "mix"),
             batches=not settings.async_dump,
             marks_nonfinite=settings.task == "nan_check",
             keeps_until_crash=settings.task == "exception_dump",
+            repeatable=settings.task == "acc_check",
         )
         self._wants_apis = settings.level in ("L1", "mix")
         self._wants_modules = settings.level in ("L0", "mix")
@@ -231,7 +232,7 @@ class Session:
             output=forward and "output" in modes,
             backward="backward" in modes,
             output_gradients=backward and "input" in modes,
-            input_gradients=backward and "output" in modes,
+            input_gradients=backward and "output" in modes and task != "acc_check",
             keeps_backward=self._keeps_backward if bodies else lambda name: False,
             node_gradients=self.settings.compat,
         )
@@ -316,9 +317,8 @@ class Session:
                 if aside is not None:
                     log.warning("numprobe: %s held an earlier run, which is now %s", folder, aside.name)
                 self._prepared.add(folder)
-            saves = settings.task == "tensor" or bool(settings.tensor_list)
-            files = StepFiles(folder, settings.task, settings.level, self._extra(), tensors=saves)
-            if saves:
+            files = StepFiles(folder, settings.task, settings.level, self._extra(), tensors=settings.saves_tensors)
+            if settings.saves_tensors:
                 self.recorder.sink = TensorWriter(
                     files.tensor_folder, settings.tensor_format, until_flush=settings.async_dump
                 )
@@ -377,7 +377,6 @@ class Session:
 
 def _refuse_what_is_not_there(settings: Settings) -> None:
     for key, value, asked in (
-        ("task", "acc_check", settings.task == "acc_check"),
         ("format", "parquet", settings.format == "parquet"),
         ("bench_path", str(settings.bench_path), settings.bench_path is not None),
     ):

@@ -62,8 +62,9 @@ class Settings:
         dump_enable: the switch for a running job; None where the configuration is not read again.
         load: module inputs to take from an older dump, or None.
         bench_path: md5 dump to compare with; only APIs that differ are saved, until ``diff_nums`` did (-1: to the end).
-        white_list, black_list: names of APIs that the pre-check runs or leaves out.
+        white_list, black_list: names of APIs that the pre-check runs or leaves out; no others are recorded for it.
         error_data_path: folder where the pre-check saves what failed.
+        real_data: the pre-check runs on the recorded inputs themselves, not on random ones of the same extremes.
         format: records as JSON files or as Parquet.
         tensor_format: one .pt a tensor, or safetensors files of many.
         compat: figures and gradients as the reference defines them, in its keys (refinement 27).
@@ -96,6 +97,7 @@ class Settings:
     white_list: tuple[str, ...] = ()
     black_list: tuple[str, ...] = ()
     error_data_path: Path = Path("./")
+    real_data: bool = False
     format: FileFormat = "json"
     tensor_format: TensorFormat = "pt"
     compat: bool = False
@@ -109,6 +111,11 @@ class Settings:
     def wants_rank(self, rank: int | None) -> bool:
         """A process without a rank (None) is in no list of ranks."""
         return not self.ranks or rank in self.ranks
+
+    @property
+    def saves_tensors(self) -> bool:
+        """Of all records, or of some."""
+        return self.task == "tensor" or bool(self.tensor_list) or self.real_data
 
     @cached_property
     def last_step(self) -> int | None:
@@ -269,7 +276,7 @@ _OPTIONS_OF: dict[str, frozenset[str]] = {
     "statistics": _FILTERS | {"tensor_list", "summary_mode", "slice", "request_id"},
     "tensor": _FILTERS | {"summary_mode", "slice", "request_id", "bench_path", "diff_nums"},
     "structure": frozenset(),
-    "acc_check": _FILTERS | {"white_list", "black_list", "error_data_path"},
+    "acc_check": _FILTERS | {"white_list", "black_list", "error_data_path", "real_data"},
     "nan_check": _FILTERS | {"tensor_list"},
     "exception_dump": _FILTERS | {"tensor_list", "summary_mode", "slice", "request_id"},
 }

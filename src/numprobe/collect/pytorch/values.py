@@ -11,6 +11,7 @@ import torch
 
 from numprobe.formats.msprobe.write import figure
 
+ANY_KEY = "*"  # of positional arguments whose dtypes and devices are to be told
 KEPT_DEPTH = 64  # containers nested more deeply are cut off
 _TYPED_KEYS = frozenset(("device", "dtype", "output_dtype"))
 _MEMORY_FORMATS = {
@@ -28,7 +29,7 @@ def describe(value: object, path: str, on_tensor: OnTensor, key: str = "", depth
     """``value`` as JSON can hold it; ``on_tensor(tensor, path)`` gives the record of each tensor.
 
     ``path`` is dotted and names the place in the argument list (``input.0.k``); ``key`` is the last name in it: devices and
-    dtypes are only told under their usual names, as in the reference. What is not known is None.
+    dtypes are only told under their usual names, as in the reference, or under :data:`ANY_KEY`. What is not known is None.
     """
     if isinstance(value, torch.Tensor):
         return on_tensor(value, path)
@@ -48,7 +49,8 @@ def describe(value: object, path: str, on_tensor: OnTensor, key: str = "", depth
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return _mapping(dict(zip(value._fields, value, strict=True)), path, on_tensor, depth)
     if isinstance(value, (list, tuple)):
-        return [describe(part, f"{path}.{i}", on_tensor, "", depth + 1) for i, part in enumerate(value)]
+        inside = key if key is ANY_KEY else ""
+        return [describe(part, f"{path}.{i}", on_tensor, inside, depth + 1) for i, part in enumerate(value)]
     if isinstance(value, dict):
         return _mapping(value, path, on_tensor, depth)
     return _leaf(value, path, on_tensor, key, depth)
@@ -61,9 +63,9 @@ def _mapping(value: dict[Any, Any], path: str, on_tensor: OnTensor, depth: int) 
 def _leaf(value: Any, path: str, on_tensor: OnTensor, key: str, depth: int) -> Any:
     kind = type(value)
     if kind is torch.dtype:
-        return {"type": "torch.dtype", "value": str(value)} if key in _TYPED_KEYS else {}
+        return {"type": "torch.dtype", "value": str(value)} if key in _TYPED_KEYS or key is ANY_KEY else {}
     if kind is torch.device:
-        return {"type": "torch.device", "value": str(value)} if key in _TYPED_KEYS else {}
+        return {"type": "torch.device", "value": str(value)} if key in _TYPED_KEYS or key is ANY_KEY else {}
     if value is Ellipsis:
         return {"type": "ellipsis", "value": "..."}
     if kind is slice:
