@@ -1,4 +1,4 @@
-"""Pairs of tensors and of statistics whose figures the released msProbe 26.2.0 was asked for; data/msprobe_*.json are its answers.
+"""Pairs of tensors and of statistics that the released msProbe 26.2.0 was asked about; data/msprobe_*.json has its answers.
 
 To ask again, write each pair as one record of two tensor (or statistics) dumps and run ``msprobe compare``.
 """

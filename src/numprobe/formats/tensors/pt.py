@@ -17,7 +17,7 @@ from numprobe.formats.tensors.tensor import Placed
 from numprobe.record.dtypes import short_dtype
 from numprobe.record.shapes import MAX_NUMEL
 
-MAX_PICKLE = 64 << 20
+MAX_PICKLE = 8 << 20  # a byte can make an object of 64
 MAX_DEPTH = 100
 MAX_VALUES = 1_000_000
 MAX_KEY = 4096
