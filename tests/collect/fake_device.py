@@ -14,6 +14,8 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
+from numprobe.collect.pytorch.plain import BASE
+
 forbidden: set[str] = set()
 copies: list[str] = []
 launches: list[str] = []
@@ -67,7 +69,7 @@ class Module:
 _setup_privateuseone_for_python_backend("fake", backend_module=Module())
 
 
-_stride: Any = torch._C.TensorBase.stride  # kernels are not to be recorded themselves
+_stride: Any = BASE.stride  # kernels are not to be recorded themselves
 _put: Any = aten.set_.source_Storage_storage_offset.redispatch
 
 

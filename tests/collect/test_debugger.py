@@ -16,6 +16,7 @@ import torch.distributed as dist  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 
+from numprobe.collect.pytorch import plain  # noqa: E402
 from numprobe.pytorch import PrecisionDebugger, module_dump, module_dump_end  # noqa: E402
 from numprobe.record.errors import NumprobeError  # noqa: E402
 
@@ -296,7 +297,7 @@ def everything() -> dict[str, Any]:
     owners = [
         torch,
         torch.Tensor,
-        torch._C.TensorBase,
+        plain.BASE,
         torch._VF,
         torch.linalg,
         torch.nn,

@@ -24,6 +24,7 @@ from numprobe.collect.pytorch.statistics import Statistics  # noqa: E402
 SAMPLES = Path(__file__).parents[1] / "data" / "interop" / "pytorch"
 FILES = Path(__file__).with_name("data")
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+UNSIGNED = [getattr(torch, name) for name in ("uint16", "uint32", "uint64") if hasattr(torch, name)]
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 
 
@@ -111,7 +112,7 @@ def test_a_single_nan_is_seen_wherever_it_is(dtype: torch.dtype, count: int) -> 
         assert (record["nan"], record["pos_inf"], record["neg_inf"]) == (1, 0, 0)
 
 
-@pytest.mark.parametrize("dtype", [*INTEGERS, torch.uint16, torch.uint32, torch.uint64])
+@pytest.mark.parametrize("dtype", [*INTEGERS, *UNSIGNED])
 def test_integers_are_exact_and_have_a_mean(dtype: torch.dtype) -> None:
     limits = torch.iinfo(dtype)
     record = figures(torch.tensor([[limits.max, limits.min], [1, 2]], dtype=dtype))
@@ -207,7 +208,8 @@ def test_wrappers_are_opened() -> None:
 
     assert figures(plain.as_subclass(Own)) == want
     assert figures(torch.nested.nested_tensor([plain[0], plain[0, :1]]))["Max"] == 1.0
-    assert figures(torch.nested.nested_tensor([plain[0], plain[0, :1]], layout=torch.jagged))["Min"] == -4.0
+    if hasattr(torch, "jagged"):
+        assert figures(torch.nested.nested_tensor([plain[0], plain[0, :1]], layout=torch.jagged))["Min"] == -4.0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         sparse = torch.tensor([[0.0, 2.0], [-1.0, 0.0]])
@@ -219,11 +221,14 @@ def test_wrappers_are_opened() -> None:
 def test_a_dtensor_is_its_local_shard(tmp_path: Path) -> None:
     if not torch.distributed.is_available():
         pytest.skip("no torch.distributed")
-    from torch.distributed.tensor import DeviceMesh, Replicate, distribute_tensor
-
+    tensors = pytest.importorskip("torch.distributed.tensor")
+    if not hasattr(tensors, "DeviceMesh"):
+        pytest.skip("DTensor is not public in this torch")
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
-        tensor = distribute_tensor(torch.tensor([1.0, -3.0]), DeviceMesh("cpu", [0]), [Replicate()])
+        tensor = tensors.distribute_tensor(
+            torch.tensor([1.0, -3.0]), tensors.DeviceMesh("cpu", [0]), [tensors.Replicate()]
+        )
         assert figures(tensor)["Min"] == -3.0
     finally:
         torch.distributed.destroy_process_group()
@@ -349,7 +354,8 @@ def test_the_way_of_devices_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> N
     tensors = [torch.randn(3), torch.randn(1 << 17), torch.randn(300, 301).t(), torch.randn(1 << 16).bfloat16()]
     tensors += [torch.arange(12).view(3, 4), torch.tensor([True, False]), torch.tensor(-3), torch.tensor(-1.5)]
     tensors += [torch.tensor([3 + 4j]), torch.rand(80).to(torch.float8_e4m3fn), torch.randn(9).double()]
-    tensors += [torch.tensor([math.inf, 1.0]), torch.tensor([math.nan, 1.0]), torch.ones(3, dtype=torch.uint16)]
+    tensors += [torch.tensor([math.inf, 1.0]), torch.tensor([math.nan, 1.0])]
+    tensors += [torch.ones(3, dtype=dtype) for dtype in UNSIGNED if dtype.itemsize < 8]
     want = [figures(t, counts=False) for t in tensors]
     wanted_of_reference = [figures(t, counts=False, compat=True) for t in tensors]
     monkeypatch.setattr(module, "_on_host", lambda _: False)
@@ -366,7 +372,7 @@ def test_the_way_of_devices_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> N
         for record, other in zip(records, expected * 200, strict=True):
             record.pop("stat_dtype", None)
             assert record == {
-                k: v if v is None else pytest.approx(v, rel=2e-6, nan_ok=True)
+                k: v if v is None else pytest.approx(v, rel=2e-6, abs=1e-7, nan_ok=True)
                 for k, v in other.items()
                 if k != "stat_dtype"
             }
@@ -448,6 +454,8 @@ def records_with_files(folder: Path) -> Iterator[tuple[dict[str, object], Path]]
 @pytest.mark.parametrize("sample", ["b_tensor_mix_fp32", "f_tensor_mix_bf16"])
 def test_the_figures_that_msprobe_wrote(sample: str) -> None:
     """dump.json against the .pt files that lay beside it (every ninth is in tests/collect/data): bit for bit."""
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6):
+        pytest.skip("older reductions add in another order")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     checked = 0

@@ -39,6 +39,8 @@ def test_saves_a_contiguous_copy_of_the_elements_only(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["float8_e4m3fn", "bfloat16", "complex64", "bool", "uint16", "int64"])
 def test_dtypes_and_the_live_tensor_stays_alive(tmp_path: Path, name: str) -> None:
+    if name in ("float8_e4m3fn", "uint16") and tuple(map(int, torch.__version__.split(".")[:2])) < (2, 3):
+        pytest.skip("torch does not know it, or cannot save it")
     tensor = torch.ones(70).to(getattr(torch, name))
     save_tensor(tensor, tmp_path / "x.pt")
     assert load(tmp_path / "x.pt").dtype is tensor.dtype

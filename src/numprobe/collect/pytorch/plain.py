@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 VARIABLE = torch._C._VariableFunctions
-BASE: Any = getattr(torch._C, "TensorBase", None) or torch._C._TensorBase  # type: ignore[attr-defined]  # before torch 2.2
+BASE: Any = getattr(torch._C, "TensorBase", None) or torch._C._TensorBase  # torch 2.1
 LINALG: Any = torch._C._linalg  # type: ignore[attr-defined]
 _FUNCTORCH = torch._C._functorch
 
@@ -44,6 +44,9 @@ NARROW_FLOATS = frozenset(
     dtype
     for name in dir(torch)
     if name.startswith("float8_") and isinstance(dtype := getattr(torch, name), torch.dtype)
+)
+UNSIGNED = frozenset(  # which no reduction knows
+    dtype for name in ("uint16", "uint32", "uint64") if isinstance(dtype := getattr(torch, name, None), torch.dtype)
 )
 FLOAT4: torch.dtype | None = getattr(torch, "float4_e2m1fn_x2", None)
 
@@ -85,6 +88,8 @@ def array_of(tensor: Tensor) -> NDArray[Any]:
         array: NDArray[Any] = BASE.numpy(BASE.clone(tensor))
         return array
     spelling, size = kind
+    if numel(tensor) == 0:  # numpy 1 takes no null address
+        return np.empty(tuple(tensor.shape), spelling)
     strides = None if is_contiguous(tensor) else tuple(n * size for n in stride(tensor))
     interface = {
         "shape": tuple(tensor.shape),

@@ -27,6 +27,7 @@ from numprobe.collect.pytorch.plain import (
     LINALG,
     NARROW_FLOATS,
     PLAIN_TYPES,
+    UNSIGNED,
     VARIABLE,
     array_of,
     data_of,
@@ -271,7 +272,7 @@ class Statistics:
             return [_max(magnitudes), _min(magnitudes), VARIABLE.mean(magnitudes), None]
         if plain.ndim == 0:
             return [VARIABLE.clone(plain)] * 4
-        if dtype in (torch.uint16, torch.uint32):
+        if dtype in UNSIGNED and dtype.itemsize < 8:
             plain = to(plain, torch.int64)
         low, high = (_min(plain), _max(plain)) if dtype is not torch.bool else _extremes(plain)
         if not dtype.is_floating_point or dtype is torch.float64 or self.precision == "high":
@@ -548,6 +549,6 @@ def _computable(tensor: Tensor) -> Tensor:
         return decoded_float4(tensor)
     if dtype in NARROW_FLOATS:
         return to(tensor, torch.bfloat16)
-    if dtype in (torch.uint16, torch.uint32):
-        return to(tensor, torch.int64)
-    return to(tensor, devices.wide_float(tensor.device)) if dtype is torch.uint64 else tensor
+    if dtype in UNSIGNED:
+        return to(tensor, torch.int64 if dtype.itemsize < 8 else devices.wide_float(tensor.device))
+    return tensor
