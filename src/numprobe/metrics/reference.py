@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import reduce
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from numprobe.metrics.stream import Array, Tensor, element_type, fold, map_blocks, numel, reading
+from numprobe.metrics.stream import CHUNK, Array, Tensor, dot, element_type, fold_blocks, numel, reading
 
 Cell: TypeAlias = float | str
 
@@ -55,17 +56,20 @@ class _Sums(NamedTuple):
     below_1e3: int
     below_5e3: int
 
-    def plus(self, other: _Sums) -> _Sums:
-        return _Sums(
-            self.dot + other.dot,
-            self.target + other.target,
-            self.golden + other.golden,
-            self.distance + other.distance,
-            max(self.max_abs, other.max_abs),
-            max(self.max_relative, other.max_relative),
-            self.below_1e3 + other.below_1e3,
-            self.below_5e3 + other.below_5e3,
-        )
+
+def _plus(a: _Sums | None, b: _Sums | None) -> _Sums | None:
+    if a is None or b is None:
+        return None
+    return _Sums(
+        a.dot + b.dot,
+        a.target + b.target,
+        a.golden + b.golden,
+        a.distance + b.distance,
+        max(a.max_abs, b.max_abs),
+        max(a.max_relative, b.max_relative),
+        a.below_1e3 + b.below_1e3,
+        a.below_5e3 + b.below_5e3,
+    )
 
 
 def tensor_columns(target: Tensor | None, golden: Tensor | None, threads: int | None = None) -> tuple[Cell, ...]:
@@ -86,12 +90,9 @@ def tensor_columns(target: Tensor | None, golden: Tensor | None, threads: int | 
     if not squeezed(target):
         return _one_element(target, golden)
     single = relative_type(element_type(target), element_type(golden))
-    with np.errstate(all="ignore"):
-        parts = map_blocks(lambda _, t, g: _compare(t, g, single), target, golden, threads)
-    sums = [part for part in parts if part is not None]
-    if len(sums) < len(parts):
+    total = fold_blocks(lambda _, t, g: _compare_block(t, g, single), _plus, target, golden, threads)
+    if total is None:
         return (NOT_APPLICABLE,) * len(TENSOR_COLUMNS)
-    total = fold(_Sums.plus, sums)
     return (
         _cosine(total.dot, math.sqrt(total.target), math.sqrt(total.golden)),
         math.sqrt(total.distance),
@@ -113,6 +114,12 @@ def relative_type(target: np.dtype[np.generic], golden: np.dtype[np.generic]) ->
     return np.float32 if narrow else np.float64
 
 
+def _compare_block(target: Array, golden: Array, single: type[np.float32 | np.float64]) -> _Sums | None:
+    with np.errstate(all="ignore"):
+        parts = [_compare(target[i : i + CHUNK], golden[i : i + CHUNK], single) for i in range(0, len(target), CHUNK)]
+    return reduce(_plus, parts)
+
+
 def _compare(target: Array, golden: Array, single: type[np.float32 | np.float64]) -> _Sums | None:
     """The sums of two flat arrays, None where infinities or NaN do not stand at the same places."""
     n, b = _float64(target), _float64(golden)
@@ -124,10 +131,10 @@ def _compare(target: Array, golden: Array, single: type[np.float32 | np.float64]
     difference = n - b
     relative = _relative(n.astype(single), b.astype(single))
     return _Sums(
-        float(np.dot(n, b)),
-        float(np.dot(n, n)),
-        float(np.dot(b, b)),
-        float(np.dot(difference, difference)),
+        dot(n, b),
+        dot(n, n),
+        dot(b, b),
+        dot(difference, difference),
         float(np.abs(difference).max()),
         float(relative.max()),
         int(np.count_nonzero(relative < 0.001)),

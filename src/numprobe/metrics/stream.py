@@ -7,7 +7,7 @@ and what is computed of each is combined pairwise in a fixed tree, so that sums 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeAlias, TypeVar
@@ -23,7 +23,9 @@ Read: TypeAlias = Callable[[int, int], Array]
 T = TypeVar("T")
 
 BLOCK = 1 << 20  # elements: 8 MB of float64
+CHUNK = 1 << 15  # elements that are computed at a time: a handful of float64 arrays of this size fit a level-2 cache
 MAX_THREADS = 8
+_SINGLE = 8192  # elements: longer dot products are spread over threads by OpenBLAS, and sum in another order
 
 
 def numel(tensor: Tensor) -> int:
@@ -50,11 +52,16 @@ def reading(tensor: Tensor) -> Iterator[Read]:
         yield lambda start, count: flat[start : start + count]
 
 
-def map_blocks(
-    function: Callable[[int, Array, Array], T], target: Tensor, golden: Tensor, threads: int | None = None
-) -> list[T]:
-    """``function(start, target block, golden block)`` of every block, in order; both tensors have one number of elements.
+def fold_blocks(
+    function: Callable[[int, Array, Array], T],
+    combine: Callable[[T, T], T],
+    target: Tensor,
+    golden: Tensor,
+    threads: int | None = None,
+) -> T:
+    """``function(start, target block, golden block)`` of every block, combined in pairs, then pairs of pairs, and so on.
 
+    Both tensors have one number of elements, at least one. A part is let go once it is combined, so few are in memory.
     ``threads`` is by default one a processor, at most MAX_THREADS.
     """
     starts = range(0, numel(target), BLOCK)
@@ -67,17 +74,28 @@ def map_blocks(
 
         workers = min(threads or default_threads(), len(starts))
         if workers < 2:
-            return [compute(start) for start in starts]
-        return list(stack.enter_context(ThreadPoolExecutor(workers)).map(compute, starts))
+            return _fold(combine, map(compute, starts))
+        return _fold(combine, stack.enter_context(ThreadPoolExecutor(workers)).map(compute, starts))
 
 
-def fold(combine: Callable[[T, T], T], parts: Sequence[T]) -> T:
-    """One of all parts, combined in pairs, then pairs of these, and so on."""
-    level = list(parts)
-    while len(level) > 1:
-        paired = [combine(a, b) for a, b in zip(level[::2], level[1::2], strict=False)]
-        level = paired + level[2 * len(paired) :]
-    return level[0]
+def _fold(combine: Callable[[T, T], T], parts: Iterable[T]) -> T:
+    """The tree of pairs as a binary counter: of 2**k parts there is one sum for each bit that is set."""
+    sums: list[tuple[int, T]] = []
+    for part in parts:
+        level = 0
+        while sums and sums[-1][0] == level:
+            part = combine(sums.pop()[1], part)
+            level += 1
+        sums.append((level, part))
+    total = sums.pop()[1]
+    while sums:
+        total = combine(sums.pop()[1], total)
+    return total
+
+
+def dot(a: Array, b: Array) -> float:
+    """Sum of products of two flat float64 arrays, by parts of fixed length."""
+    return sum(float(np.dot(a[i : i + _SINGLE], b[i : i + _SINGLE])) for i in range(0, len(a), _SINGLE))
 
 
 def default_threads() -> int:
