@@ -20,18 +20,19 @@ from numprobe.formats.msprobe.members import UndecodableMember, record_from
 from numprobe.formats.msprobe.reference import Damage
 from numprobe.formats.msprobe.scan import scan_file
 from numprobe.formats.msprobe.structure import ModuleTree, Stacks, read_construct, read_stacks
+from numprobe.formats.msprobe.values import ValueTable, read_values
 from numprobe.record.errors import NumprobeError
 from numprobe.record.names import parse_name
 from numprobe.record.trace import Record, RunInfo
 
-INDEX_VERSION = 1
+INDEX_VERSION = 2
 LIVE_SECONDS = 1.0  # a file that is empty or cut off is looked at again if it was changed no longer ago
 
 
 class _StoredIndex(msgspec.Struct):
     """A :class:`RankIndex` as the cache holds it: about 60 bytes a record."""
 
-    info: tuple[str, str, str]
+    info: tuple[str, str, str, str]
     names: list[str]
     start: bytes
     end: bytes
@@ -64,7 +65,7 @@ def load_index(file: Path, cache_to: Path | None = None) -> RankIndex:
         cache.store(
             place,
             _StoredIndex(
-                (index.info.framework, index.info.task, index.info.level),
+                (index.info.framework, index.info.task, index.info.level, index.info.grad_kind),
                 index.names,
                 index.start.tobytes(),
                 index.end.tobytes(),
@@ -148,6 +149,23 @@ class RankDump:
     def stacks(self) -> Stacks:
         place = self.place
         return Stacks({}, "outside") if place.stack.name in place.outside else read_stacks(place.stack)
+
+    @cached_property
+    def values(self) -> ValueTable:
+        """Every leaf of every record, as columns.
+
+        Raises:
+            NumprobeError: E-FMT-010 the file cannot be read any more.
+        """
+        return read_values(self)
+
+    @cached_property
+    def recomputed(self) -> frozenset[str]:
+        """Calls that activation checkpointing makes during backward, by their stacks."""
+        return self.stacks.names_where(
+            lambda frames: any("checkpoint" in f and ("recompute" in f or "in backward" in f) for f in frames),
+            hint=b"checkpoint",
+        )
 
     def find(self, name: str) -> int | None:
         """op_index of a record (the first one, where a name repeats)."""

@@ -88,11 +88,15 @@ class Record:
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What made a dump: the header of its files."""
+    """What made a dump: the header of its files.
+
+    ``grad_kind``: what backward records of APIs hold, ``true`` (the call's own gradients) or empty (the last autograd node's).
+    """
 
     framework: str = ""
     task: str = ""
     level: str = ""
+    grad_kind: str = ""
 
 
 @dataclass(frozen=True)

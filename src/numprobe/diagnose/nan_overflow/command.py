@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import sys
-from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from msgspec.structs import replace
 
 from numprobe.diagnose.nan_overflow.artifacts import write_artifacts
 from numprobe.diagnose.nan_overflow.messages import CATALOGUE, say
@@ -19,13 +14,12 @@ from numprobe.diagnose.nan_overflow.page.screen import render_json_line, render_
 from numprobe.diagnose.nan_overflow.result import RankRow
 from numprobe.diagnose.nan_overflow.skill import STAGES, Analysis, NanOptions, analyse
 from numprobe.execution.memory import without_collector
-from numprobe.execution.progress import Progress
 from numprobe.execution.stages import Listener, ignore
-from numprobe.formats.dump import Dump, open_dump
-from numprobe.record.errors import NumprobeError
+from numprobe.formats.dump import open_dump
 from numprobe.report.language import is_utf8
 from numprobe.report.progress import json_line, progress_display
 from numprobe.report.run_folder import RunFolder, open_run
+from numprobe.report.running import Told, marked, print_conclusion, refuse_inside
 from numprobe.report.terminal import Style, printable
 
 MAX_WARNINGS = 8
@@ -51,43 +45,14 @@ def run_to_folder(
     """
     options = options or NanOptions()
     opened = open_dump(dump, use_cache=options.use_cache)  # a wrong path fails before an output folder is made
-    _refuse_inside(opened, out)
-    told = _Told(listener)
+    refuse_inside(opened, out)
+    told = Told(listener)
     run = open_run("nan", out, {"dump": str(Path(dump).resolve())}, _manifest_options(options, lang, compat))
-    try:
-        with without_collector():
-            analysis = analyse(opened, options, told, lang=lang)
-            write_artifacts(run, analysis, lang, compat=compat)
-    except KeyboardInterrupt:
-        told.interrupted()
-        _mark(run, "interrupted")
-        raise
-    except BaseException:
-        _mark(run, "failed")
-        raise
+    with marked(run, told), without_collector():
+        analysis = analyse(opened, options, told, lang=lang)
+        write_artifacts(run, analysis, lang, compat=compat)
     run.finish("done", timings=analysis.timings, input_files=_inputs(analysis, full_digest))
     return analysis, run
-
-
-@dataclass
-class _Told:
-    """Passes events on, and knows the last one: an interrupt between two stages, or while files are written, is told too."""
-
-    listener: Listener
-    last: Progress | None = None
-
-    def __call__(self, event: Progress) -> None:
-        self.last = event
-        self.listener(event)
-
-    def interrupted(self) -> None:
-        if self.last is not None and self.last.state != "interrupted":
-            self(replace(self.last, state="interrupted", eta_s=None))
-
-
-def _mark(run: RunFolder, state: str) -> None:
-    with suppress(NumprobeError):  # the disk is full: what made the run end is the news
-        run.finish(state)
 
 
 def run_command(
@@ -121,17 +86,14 @@ def run_command(
         for line in _unread(analysis, lang, style_err):
             print(line, file=sys.stderr)
     folder = run.path.as_posix()
-    try:
-        if as_json:
-            print(render_json_line(result, folder, ascii_only=not is_utf8(sys.stdout.encoding)))
-        else:
-            print(render_terminal(result, lang, style_out, "" if verbose else f"{folder}/report.html"))
-            if verbose:
-                report = printable(f"{folder}/report.html")
-                print(f"\n{render_rank_map(result, lang, style_out)}\n\n{say(lang, 'screen.report')}  {report}")
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader has gone; the exit code still tells
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if as_json:
+        print_conclusion(render_json_line(result, folder, ascii_only=not is_utf8(sys.stdout.encoding)))
+    else:
+        text = render_terminal(result, lang, style_out, "" if verbose else f"{folder}/report.html")
+        if verbose:
+            report = printable(f"{folder}/report.html")
+            text += f"\n\n{render_rank_map(result, lang, style_out)}\n\n{say(lang, 'screen.report')}  {report}"
+        print_conclusion(text)
     return result.exit_code
 
 
@@ -173,32 +135,6 @@ def _warnings(analysis: Analysis, lang: str) -> list[dict[str, str]]:
         }
         for row, code, what in _rows_not_whole(analysis, lang)
     ]
-
-
-def _refuse_inside(dump: Dump, out: Path | None) -> None:
-    """Fail on an output folder inside the dump, also where only a part of it was named."""
-    folder = (out or Path("numprobe_out")).resolve()
-    if any(folder.is_relative_to(root) for root in _roots(dump)):
-        raise NumprobeError(
-            "E-OUT-003",
-            "the output would lie inside the dump, which is never written to",
-            where=str(out or folder),
-            do="choose an -o outside of the dump",
-        )
-
-
-def _roots(dump: Dump) -> set[Path]:
-    """The folders of the dump. Around a rank that was named alone: its step, and the folder above if that is ``step<N>``."""
-    roots = {dump.root.resolve()}
-    for step in dump.steps:
-        around = step.folder.resolve()
-        if around not in dump.root.resolve().parents:
-            continue
-        if step.step is not None:
-            roots |= {around, around.parent}
-        elif step.left_out:  # other ranks lie there
-            roots.add(around)
-    return roots
 
 
 def _manifest_options(options: NanOptions, lang: str, compat: bool) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class Surroundings:
         chain = self.chain(op.name)
         phase = BACKWARD if op.direction == BACKWARD else FORWARD
         below_backward = any(parse_name(n).direction == BACKWARD for n in chain[1:])
-        if phase == FORWARD and (below_backward or (len(chain) == 1 and self.recomputes(op.name))):
+        if phase == FORWARD and (below_backward or (len(chain) == 1 and op.name in self.dump.recomputed)):
             phase = "recompute"
         if chain[-1] in _ELEMENTWISE_SOURCE:
             phase = "optimizer"
@@ -59,11 +59,6 @@ class Surroundings:
         usual = Counter(calls.values()).most_common(1)[0][0]
         a_micro_batch = max(1, round(calls[module_key(root)] / usual))  # a module that is used twice counts twice
         return phase, root.call // a_micro_batch
-
-    def recomputes(self, name: str) -> bool:
-        """Does activation checkpointing make this forward call again during backward, by its stack?"""
-        frames = self.dump.stacks.get(name, ())
-        return any("checkpoint" in f and ("recompute" in f or "in backward" in f) for f in frames)
 
     @cached_property
     def module_calls(self) -> Counter[str]:

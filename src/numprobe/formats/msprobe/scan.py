@@ -236,7 +236,7 @@ def _run_info(fields: dict[str, object]) -> RunInfo:
         value = fields.get(key)
         return value if isinstance(value, str) else ""
 
-    return RunInfo(text("framework"), text("task"), text("level"))
+    return RunInfo(text("framework"), text("task"), text("level"), text("grad_kind"))
 
 
 def _tail_damage(tail: bytes, at: int) -> Damage | None:

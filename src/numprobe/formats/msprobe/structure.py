@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -103,6 +103,18 @@ class Stacks(Mapping[str, list[str]]):
 
     def __bool__(self) -> bool:
         return bool(self._groups)
+
+    def every(self) -> Iterator[tuple[str, list[str]]]:
+        """All names with their frames, in one pass: for many looks."""
+        for key, raw in self._groups.items():
+            yield from _stack_group(key, bytes(raw))
+
+    def names_where(self, holds: Callable[[list[str]], bool], hint: bytes) -> frozenset[str]:
+        """Names whose frames satisfy ``holds``. Only groups whose text has ``hint`` in it are decoded."""
+        texts = ((key, bytes(raw)) for key, raw in self._groups.items())
+        return frozenset(
+            name for key, text in texts if hint in text for name, frames in _stack_group(key, text) if holds(frames)
+        )
 
 
 def _stack_group(key: str, text: bytes) -> Iterator[tuple[str, list[str]]]:
