@@ -1,0 +1,1 @@
+"""Two dumps that should agree: one table of what differs, and verdicts that know the arithmetic."""

@@ -1,0 +1,1 @@
+"""What msProbe's ``compare`` and ``merge_result`` write, from the same pairs of records: rows, verdicts, files."""

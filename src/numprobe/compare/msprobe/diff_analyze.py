@@ -1,0 +1,146 @@
+"""Where a comparison of many ranks first goes wrong, in the files of msProbe's ``compare -da``.
+
+``compare_result_<rank>_<time>.json`` has every operator with its items, ``diff_analyze_<ns>.json`` the operators that were chosen
+as the first. Which they are is not decided here: the order in time over ranks is the caller's.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any, TextIO, TypeAlias
+
+from numprobe.compare.msprobe.columns import BASIC, CHECKSUMS, DIFFERENCES, STATISTICS, Mode, header
+from numprobe.compare.msprobe.files import new_text, result_name
+from numprobe.compare.msprobe.items import INPUT, NONE, OUTPUT
+from numprobe.compare.msprobe.rows import Row, cells
+from numprobe.metrics.reference import NOT_APPLICABLE
+
+# rank key -> its operators in order and whether they are the same on both sides -> rank key -> the operators to report
+Choose: TypeAlias = "Callable[[Mapping[str, Sequence[tuple[str, bool]]]], Mapping[str, Sequence[str]]]"
+
+THRESHOLD = 0.5  # of a relative difference of an output
+_RELATIVE = slice(DIFFERENCES.index("MaxRelativeErr"), None)
+_NO_PARTNER = "No bench data matched."
+_GRAD_DIFFERS = "Requires_grad inconsistent. "
+_LEAST_PARTS = 4  # of an operator's name
+
+
+def write_diff(
+    folder: Path, stamp: str, ranks: Mapping[str, Iterable[Row]], mode: Mode, choose: Choose, *, stack: bool
+) -> list[Path]:
+    """Write the result of every rank, and the chosen operators where there are any.
+
+    Args:
+        stamp: :func:`~numprobe.compare.msprobe.files.timestamp`.
+        ranks: rank key (``rank3``) -> rows of :func:`~numprobe.compare.msprobe.rows.rows` in statistics or md5 mode.
+        choose: which operators come first.
+        stack: the rows have stacks.
+
+    Raises:
+        NumprobeError: E-CMP-030 a file exists, E-OUT-002 it cannot be written.
+    """
+    paths: list[Path] = []
+    found: dict[str, list[tuple[str, bool]]] = {}
+    differing: dict[str, dict[str, list[Row]]] = {}
+    for key, of_rank in ranks.items():
+        states, kept = found.setdefault(key, []), differing.setdefault(key, {})
+        path = folder / f"{result_name(stamp, rank=key)}.json"
+        with new_text(path) as file:
+            _write_object(file, _entries(of_rank, mode, stack, states, kept))
+        paths.append(path)
+    chosen = {key: [(op, differing[key][op]) for op in ops] for key, ops in choose(found).items()}
+    report = {_report_key(key): [_reported(op, of_op, mode) for op, of_op in ops] for key, ops in chosen.items() if ops}
+    if report:
+        path = folder / f"diff_analyze_{time.time_ns()}.json"
+        with new_text(path) as file:
+            json.dump(report, file, indent=2)
+        paths.append(path)
+    return paths
+
+
+def _entries(
+    rows: Iterable[Row], mode: Mode, stack: bool, states: list[tuple[str, bool]], kept: dict[str, list[Row]]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    for op, group in groupby(rows, key=lambda row: row.op):
+        if op.count(".") + 1 < _LEAST_PARTS:
+            continue
+        of_op = list(group)
+        same = not any(differs(row, mode) for row in of_op)
+        states.append((op, same))
+        if not same:
+            kept[op] = of_op
+        yield op, {"is_same": same, "op_items": [item_entry(row, mode, stack=stack) for row in of_op]}
+
+
+def differs(row: Row, mode: Mode) -> bool:
+    """Whether this is an output that msProbe calls different: a statistic more than 50 % off, or another checksum.
+
+    A percentage only: NaN, infinite and missing differences never count.
+    """
+    if row.target.state != OUTPUT or row.golden is None or _is_auxiliary(row.target.name):
+        return False
+    if mode is Mode.MD5:
+        return row.target.md5 != row.golden.md5
+    percents = [cell for cell in row.figures[_RELATIVE] if isinstance(cell, str) and cell.endswith("%")]
+    return any(float(cell[:-1]) / 100 > THRESHOLD for cell in percents)
+
+
+def _is_auxiliary(name: str) -> bool:
+    """Outputs of fused attention whose contents are not defined."""
+    return "npu_fusion_attention" in name and name.endswith((".output.4", ".output.5"))
+
+
+def item_entry(row: Row, mode: Mode, *, stack: bool) -> dict[str, Any]:
+    """One element of ``op_items``: the columns, with what -da writes for the verdict, and where the tensor was sent."""
+    entry: dict[str, Any] = dict(zip(header(mode, stack=stack), cells(row, mode, stack=stack), strict=True))
+    entry["Result"], entry["Err_message"] = _verdict(row, mode)
+    golden = row.golden
+    entry |= {
+        "state": row.target.state,
+        "api_origin_name": row.op,
+        "NPU P2POp op": row.target.p2p_op,
+        "Bench P2POp op": golden.p2p_op if golden else NONE,
+        "NPU P2POp peer": row.target.p2p_peer,
+        "Bench P2POp peer": golden.p2p_peer if golden else NONE,
+    }
+    return entry
+
+
+def _verdict(row: Row, mode: Mode) -> tuple[str, str]:
+    if mode is Mode.MD5:
+        if row.golden is None:
+            return NOT_APPLICABLE, _NO_PARTNER
+        return ("pass" if row.target.md5 == row.golden.md5 else "Different"), ""
+    grad = "" if row.consistent else _GRAD_DIFFERS
+    return (NOT_APPLICABLE, _NO_PARTNER + grad) if row.golden is None else ("", grad)
+
+
+def _reported(op: str, rows: Sequence[Row], mode: Mode) -> dict[str, Any]:
+    """What ``diff_analyze_<ns>.json`` says of one operator."""
+    shown = CHECKSUMS[:1] if mode is Mode.MD5 else STATISTICS[:4]
+    info: dict[str, dict[str, Any]] = {INPUT: {}, OUTPUT: {}}
+    for row in rows:
+        if row.target.state in info:
+            entry = item_entry(row, mode, stack=True)
+            figures = {column: entry[column] for column in (*shown, "NPU P2POp peer")}
+            info[row.target.state][entry[BASIC[0]]] = figures
+    stack = rows[0].stack
+    return {"op_name": op, "data_info": info, "stack_info": list(stack) if stack else None}
+
+
+def _report_key(key: str) -> str:
+    return key.replace("rank", "rank_", 1)
+
+
+def _write_object(file: TextIO, members: Iterable[tuple[str, Any]]) -> None:
+    """A JSON object member by member, as ``json.dump(..., indent=4)`` lays it out."""
+    before = "{"
+    for key, value in members:
+        text = json.dumps({key: value}, indent=4)
+        file.write(before + text[1:-2])
+        before = ","
+    file.write("{}" if before == "{" else "\n}")
