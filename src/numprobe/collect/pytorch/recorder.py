@@ -98,7 +98,8 @@ class Recorder:
     ``slices(tensor)`` gives the part to record. ``saves(name)`` says whether the tensors of an entry are kept in files, which
     ``sink`` writes. ``any_order``: the figures are the same for every order of the elements. ``repeatable``: a record holds
     all that a call can be repeated by: dtypes and devices among positional arguments, device and strides of tensors, and of
-    saved tensors only what goes into a call.
+    saved tensors only what goes into a call. ``batch``: entries that are written at once. ``judge(entry)`` has the last word
+    on each.
     """
 
     def __init__(
@@ -110,10 +111,11 @@ class Recorder:
         stacks: bool = True,
         any_order: bool = False,
         tree: bool = True,
-        batches: bool = True,
+        batch: float = BATCH,
         marks_nonfinite: bool = False,
         keeps_until_crash: bool = False,
         repeatable: bool = False,
+        judge: Callable[[Entry], None] | None = None,
     ) -> None:
         self._figures = figures
         self._slice = slices
@@ -135,13 +137,15 @@ class Recorder:
         self._ended = self._trusting = False
         self._node = 0  # where a backward pass was last
         self._tree = tree
-        self._batches, self._marks_nonfinite, self._keeps_until_crash = batches, marks_nonfinite, keeps_until_crash
+        self._batch, self._judge = batch, judge
+        self._marks_nonfinite, self._keeps_until_crash = marks_nonfinite, keeps_until_crash
         self.crashed = False
         self._repeatable = repeatable
         self._key = ANY_KEY if repeatable else ""
         self._parents: dict[str, str | None] = {}
         self._stack_of: dict[int, list[str]] = {}
         self._groups = 0
+        self._unexplained = 0  # entries written without their stacks
         self.files: StepFiles | None = None
 
     # --- names and order -----------------------------------------------------------------------------------------
@@ -160,7 +164,7 @@ class Recorder:
         if self._late:
             self._settle()
         self._rows[id(entry)] = entry
-        if len(self._rows) >= BATCH and self._batches and self.files is not None:
+        if len(self._rows) >= self._batch and self.files is not None:
             self.write()
 
     def place_gradient(self, entry: Entry, module: str) -> None:
@@ -354,11 +358,14 @@ class Recorder:
                     break
                 if self._marks_nonfinite:
                     entry.body["is_nan"] = int(_holds_nonfinite(entry.body.get("output")))
+                if self._judge is not None:
+                    self._judge(entry)
                 entries.append(self._rows.pop(key))
             try:
                 self.tally.bytes += self.files.dump.append([member(e.name, e.value) for e in entries])
-                if self.stacks is not None:
-                    self._write_structure()
+                self._unexplained += len(entries)
+                if self.stacks is not None and (everything or self._unexplained >= BATCH or self._batch >= BATCH):
+                    self._write_structure()  # stacks of many entries at once, since equal ones are written once
             except OSError as error:
                 self.tally.problems[f"{error.strerror or error}: {self.files.folder}"] += len(entries) or 1
             else:
@@ -407,6 +414,7 @@ class Recorder:
             groups.append(member(str(self._groups), [names, frames]))
             self._groups += 1
         self.tally.bytes += self.files.stack.append(groups)
+        self._unexplained = 0
         self._parents.clear()
         self._stack_of.clear()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -17,13 +18,14 @@ from numprobe.collect.pytorch import apis
 from numprobe.collect.pytorch.backward import Wanted
 from numprobe.collect.pytorch.communication import Waits, current_rank
 from numprobe.collect.pytorch.crash import CrashWriter
+from numprobe.collect.pytorch.differences import Differences
 from numprobe.collect.pytorch.filters import NameFilter
 from numprobe.collect.pytorch.functions import FunctionHooks
 from numprobe.collect.pytorch.loading import InputLoader
 from numprobe.collect.pytorch.modules import ModuleHooks
 from numprobe.collect.pytorch.phases import Phases
 from numprobe.collect.pytorch.points import Points
-from numprobe.collect.pytorch.recorder import Recorder, StepFiles, clear_old_run
+from numprobe.collect.pytorch.recorder import BATCH, Recorder, StepFiles, clear_old_run
 from numprobe.collect.pytorch.scope import Scope
 from numprobe.collect.pytorch.settings import Settings, SliceRule, slices_of
 from numprobe.collect.pytorch.statistics import Statistics
@@ -52,6 +54,7 @@ class Session:
             if structure
             else Statistics(settings.summary_mode, compat=settings.compat, precision=settings.precision)
         )
+        self._differences = self._comparison(settings.bench_path)
         self.recorder = Recorder(
             self._figures,
             slices=self._sliced if settings.slice or settings.request_id else None,
@@ -59,10 +62,11 @@ class Session:
             stacks=settings.extra_info and settings.level != "debug",
             any_order=settings.summary_mode == "statistics",
             tree=settings.level in ("L0", "mix"),
-            batches=not settings.async_dump,
+            batch=math.inf if settings.async_dump else 1 if self._differences is not None else BATCH,
             marks_nonfinite=settings.task == "nan_check",
             keeps_until_crash=settings.task == "exception_dump",
             repeatable=settings.task == "acc_check",
+            judge=None if self._differences is None else self._differences.judge,
         )
         self._wants_apis = settings.level in ("L1", "mix")
         self._wants_modules = settings.level in ("L0", "mix")
@@ -74,7 +78,7 @@ class Session:
         self._points = Points(self.recorder)
         self._rank: int | None = None
         self._prepared: set[Path] = set()
-        self._ended = False
+        self._ended = self._found_all = False
         self._told_rank = self._told_folder = False
         self._loaded = (0, 0)  # modules and operator libraries when functions were last looked for
         self._tokens: _Tokens | None = None
@@ -104,7 +108,7 @@ class Session:
             NumprobeError: E-COL-001 no model.
         """
         settings = self.settings
-        if self._ended or settings.level == "debug":
+        if self._ended or self._found_all or settings.level == "debug":
             return
         if self._wants_modules and model is None:
             raise NumprobeError(
@@ -156,6 +160,9 @@ class Session:
             self._tokens = None
         self._waits.settle()
         self.recorder.write(everything=True)
+        if self._differences is not None and self._differences.found == self.settings.diff_nums:
+            log.info("numprobe: %d differences are found, nothing more will be recorded", self._differences.found)
+            self._found_all = True
 
     def step(self) -> None:
         """The step is over: its files are complete, the next one counts calls from 0."""
@@ -168,7 +175,8 @@ class Session:
         if self._loader is not None:
             self._loader.end_step()
         self.step_number += 1
-        if self.settings.last_step is not None and self.step_number > self.settings.last_step:
+        past = self.settings.last_step is not None and self.step_number > self.settings.last_step
+        if past or self._found_all:
             self._end()
 
     def close(self) -> None:
@@ -235,6 +243,19 @@ class Session:
             input_gradients=backward and "output" in modes and task != "acc_check",
             keeps_backward=self._keeps_backward if bodies else lambda name: False,
             node_gradients=self.settings.compat,
+        )
+
+    def _comparison(self, path: Path | None) -> Differences | None:
+        if path is None:
+            return None
+        settings = self.settings
+        return Differences(
+            path,
+            settings.summary_mode,
+            settings.diff_nums,
+            node_gradients=settings.compat,
+            modules_count=settings.level == "L0",
+            enough=self.scope.off,
         )
 
     def _module_hooks(self, scope: Scope) -> ModuleHooks:
@@ -319,9 +340,9 @@ class Session:
                 self._prepared.add(folder)
             files = StepFiles(folder, settings.task, settings.level, self._extra(), tensors=settings.saves_tensors)
             if settings.saves_tensors:
-                self.recorder.sink = TensorWriter(
-                    files.tensor_folder, settings.tensor_format, until_flush=settings.async_dump
-                )
+                sink = TensorWriter(files.tensor_folder, settings.tensor_format, until_flush=settings.async_dump)
+                compare = self._differences
+                self.recorder.sink = sink if compare is None else compare.begin_step(self.step_number, self._rank, sink)
         except OSError as error:
             raise NumprobeError(
                 "E-COL-002",
@@ -376,10 +397,7 @@ class Session:
 
 
 def _refuse_what_is_not_there(settings: Settings) -> None:
-    for key, value, asked in (
-        ("format", "parquet", settings.format == "parquet"),
-        ("bench_path", str(settings.bench_path), settings.bench_path is not None),
-    ):
+    for key, value, asked in (("format", "parquet", settings.format == "parquet"),):
         if asked:
             raise NumprobeError(
                 "E-COL-007",

@@ -61,7 +61,8 @@ class Settings:
         custom_op_namespaces: namespaces of ``torch.ops`` whose operators are recorded.
         dump_enable: the switch for a running job; None where the configuration is not read again.
         load: module inputs to take from an older dump, or None.
-        bench_path: md5 dump to compare with; only APIs that differ are saved, until ``diff_nums`` did (-1: to the end).
+        bench_path: dump with checksums to compare with; tensors are saved of calls alone that were given the same and gave
+            something else, until ``diff_nums`` did (-1: to the end).
         white_list, black_list: names of APIs that the pre-check runs or leaves out; no others are recorded for it.
         error_data_path: folder where the pre-check saves what failed.
         real_data: the pre-check runs on the recorded inputs themselves, not on random ones of the same extremes.
@@ -258,13 +259,20 @@ def _check_pairs(settings: Settings, where: str) -> None:
             where=where,
             do="name those to save in list, or write async_dump false",
         )
-    if settings.bench_path is not None and settings.summary_mode != "md5":
+    if settings.bench_path is not None and settings.summary_mode == "statistics":
         raise NumprobeError(
             "E-CFG-009",
             "bench_path compares checksums, and summary_mode is {mode}",
             where=where,
-            do="write summary_mode md5",
+            do="write the summary_mode of that dump: md5, hash or xor",
             mode=settings.summary_mode,
+        )
+    if settings.bench_path is not None and settings.async_dump:
+        raise NumprobeError(
+            "E-CFG-009",
+            "bench_path compares every call as it ends, and async_dump fetches nothing before stop",
+            where=where,
+            do="write async_dump false",
         )
 
 
