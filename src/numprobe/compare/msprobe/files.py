@@ -28,6 +28,7 @@ CSV_ROWS = 1_000_000  # a file
 XLSX_ROWS = 1_048_500  # a sheet
 XLSX_TEXT = 32_767  # characters a cell
 EXACT_INTEGER = 1 << 53  # a spreadsheet holds numbers as doubles
+LARGEST = 1.797693134862315e308  # rounded to 16 digits, a larger one is infinite
 CREATED = datetime.datetime(2000, 1, 1)  # in every xlsx, so that equal results are equal files
 
 Line: TypeAlias = Sequence[object]
@@ -196,7 +197,8 @@ def _xlsx_cell(sheet: Worksheet, row: int, column: int, cell: object) -> None:
 
 
 def _is_exact(number: int | float) -> bool:
-    return math.isfinite(number) if isinstance(number, float) else abs(number) <= EXACT_INTEGER
+    """Whether the 16 digits that xlsxwriter gives are (all but) the number."""
+    return abs(number) <= (LARGEST if isinstance(number, float) else EXACT_INTEGER)
 
 
 def _refuse_existing(path: Path) -> None:

@@ -15,6 +15,7 @@ _BLOCK = 1 << 18
 _MAX_BYTES = 4 << 30  # of one sheet, unpacked
 _MAX_COLUMNS = 16_384
 _COLUMN = re.compile(r"([A-Z]{1,3})[0-9]*")
+_ESCAPED = re.compile("_x([0-9A-Fa-f]{4})_")
 _SHEETS = "xl/worksheets/"
 _SHARED = "xl/sharedStrings.xml"
 
@@ -80,7 +81,7 @@ def _shared_texts(archive: zipfile.ZipFile) -> list[str]:
     def end(tag: str) -> None:
         inside[0] = False
         if tag == "si":
-            texts.append("".join(parts))
+            texts.append(_unescaped("".join(parts)))
 
     parser = _parser()
     parser.StartElementHandler, parser.EndElementHandler = start, end
@@ -165,7 +166,7 @@ class _Sheet:
 
     def _cell(self, text: str) -> Cell:
         if self.kind in ("inlineStr", "str", "e"):
-            return text
+            return _unescaped(text)
         if not text:
             return None
         try:
@@ -176,6 +177,11 @@ class _Sheet:
             return int(text) if text.lstrip("-").isdecimal() else float(text)
         except (ValueError, IndexError):
             raise BadWorkbook(f"a cell holds {text[:40]!r}") from None
+
+
+def _unescaped(text: str) -> str:
+    """``_x000D_`` is how a spreadsheet writes a character that XML cannot hold."""
+    return _ESCAPED.sub(lambda found: chr(int(found[1], 16)), text) if "_x" in text else text
 
 
 def _number_of(letters: str) -> int:
