@@ -35,9 +35,10 @@ def main(
 
 
 def _register() -> None:
-    from numprobe.cli import demo, inspect, nan, synth
+    from numprobe.cli import compare, demo, inspect, nan, synth
 
     app.command("nan")(nan.nan)
+    app.command("compare")(compare.compare)
     app.command("inspect")(inspect.inspect)
     app.command("demo")(demo.demo)
     synth_app.command("nan")(synth.synth_nan)

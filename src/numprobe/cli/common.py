@@ -137,7 +137,7 @@ def _no_output(error: OSError) -> int:
 def _interrupted() -> int:
     from numprobe.report.messages import say
 
-    kept = sys.argv[1:2] in (["nan"], ["inspect"]) and "--no-cache" not in sys.argv
+    kept = sys.argv[1:2] in (["nan"], ["inspect"], ["compare"]) and "--no-cache" not in sys.argv
     _tell("interrupted", say(language(_written("--lang", LANGUAGES)), "interrupted.kept" if kept else "interrupted"))
     return 128 + _received[0] if _received else INTERRUPTED
 
@@ -216,3 +216,20 @@ def ranges(text: str | None, option: str) -> frozenset[int] | None:
     from numprobe.record.ranges import parse_ranges
 
     return None if text is None else parse_ranges(text, option)
+
+
+def one_of(option: str, value: str, allowed: Sequence[str]) -> None:
+    """Fail on a value that an option does not know.
+
+    Raises:
+        NumprobeError: E-USE-007.
+    """
+    if value not in allowed:
+        raise NumprobeError(
+            "E-USE-007",
+            "{option} {value}: unknown",
+            do="write {allowed}",
+            option=option,
+            value=value,
+            allowed=" or ".join(allowed),
+        )

@@ -38,12 +38,11 @@ def nan(
     from numprobe.diagnose.nan_overflow.skill import NanOptions
     from numprobe.record.errors import NumprobeError
 
-    if compat not in (None, "msprobe"):
-        raise NumprobeError("E-USE-007", "--compat {compat}: unknown", do="write msprobe", compat=compat)
+    if compat is not None:
+        common.one_of("--compat", compat, ("msprobe",))
     if executor != "local":
         raise NumprobeError("E-USE-007", "--executor {executor}: not available", do="write local", executor=executor)
-    if progress not in ("auto", "json"):
-        raise NumprobeError("E-USE-007", "--progress {progress}: unknown", do="write auto or json", progress=progress)
+    common.one_of("--progress", progress, ("auto", "json"))
     options = NanOptions(
         common.ranges(step, "--step"), common.ranges(rank, "--rank"), jobs, tuple(exclude), top, not no_cache
     )

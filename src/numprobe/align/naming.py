@@ -1,0 +1,36 @@
+"""Names of modules and APIs of the target as they are called on the golden side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+# what wrappers put into module paths: torch's DDP, FSDP, torch.compile, activation checkpointing
+WRAPPERS = frozenset(("module", "_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module", "_forward_module"))
+
+
+@lru_cache(maxsize=1 << 16)
+def unwrapped(path: str) -> str:
+    """A module path without the parts that wrappers add."""
+    parts = path.split(".")
+    return ".".join(p for p in parts if p not in WRAPPERS) if WRAPPERS.intersection(parts) else path
+
+
+def _module(path: str, kind: str) -> tuple[str, str]:
+    return unwrapped(path), kind.removeprefix("FSDP")
+
+
+def _api(prefix: str, api: str) -> tuple[str, str]:
+    return prefix, api
+
+
+@dataclass(frozen=True)
+class Naming:
+    """``module(path, class)`` and ``api(prefix, name)`` give what the golden side calls it."""
+
+    module: Callable[[str, str], tuple[str, str]] = _module
+    api: Callable[[str, str], tuple[str, str]] = _api
+
+
+SAME_NAMES = Naming()

@@ -1,0 +1,71 @@
+"""``numprobe compare TARGET GOLDEN``: two dumps that should agree."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import typer
+
+from numprobe.cli import common
+
+
+def compare(
+    target: str = typer.Argument(..., help="The run under suspicion: a step or rank folder, steps, or a dump.json."),
+    golden: str = typer.Argument(..., help="The run that is trusted."),
+    out: Path = common.Out,
+    as_json: bool = common.Json,
+    step: str = common.Step,
+    rank: str = common.Rank,
+    noise: str = typer.Option(
+        None, "--noise", help="A second run of the golden program: how far apart two good runs are.", metavar="DUMP"
+    ),
+    baseline: str = typer.Option(
+        None, "--baseline", help="A trusted run of low precision: the target may be as far from golden.", metavar="DUMP"
+    ),
+    factor: float = typer.Option(2.0, "--factor", help="How much farther than --baseline is still fine.", min=1.0),
+    by: str = typer.Option("auto", "--by", help="auto, statistics, tensor or digest.", metavar="HOW"),
+    table: list[str] = typer.Option([], "--table", help="Also write the table as csv or xlsx.", metavar="KIND"),
+    only_fail: bool = typer.Option(False, "--only-fail", help="Of the csv or xlsx: rows that do not pass."),
+    filter: str = typer.Option("", "--filter", help="Of the csv or xlsx: rows whose name holds this.", metavar="TEXT"),
+    top: int = typer.Option(5, "--top", help="How many findings are shown.", min=1, metavar="N"),
+    jobs: int = common.Jobs,
+    lang: str = common.Lang,
+    progress: str = typer.Option(
+        "auto", "--progress", help="auto or json (stderr holds JSON lines only).", metavar="HOW"
+    ),
+    no_cache: bool = typer.Option(False, "--no-cache", help="Neither read nor write the per-rank cache."),
+    quiet: bool = common.Quiet,
+    debug: bool = common.Debug,
+) -> None:
+    """Where do two runs part? Exit 0: they agree, 1: they differ, 3: the data cannot decide."""
+    from numprobe.compare.command import Output, run_command
+    from numprobe.compare.run import CompareOptions
+
+    common.one_of("--by", by, ("auto", "statistics", "tensor", "digest"))
+    common.one_of("--progress", progress, ("auto", "json"))
+    for kind in table:
+        common.one_of("--table", kind, ("csv", "xlsx"))
+    code = run_command(
+        target,
+        golden,
+        CompareOptions(
+            common.ranges(step, "--step"),
+            common.ranges(rank, "--rank"),
+            noise=noise,
+            baseline=baseline,
+            factor=factor,
+            by=by,
+            jobs=jobs,
+            use_cache=not no_cache,
+        ),
+        Output(tuple(dict.fromkeys(table)), only_fail, filter, top),
+        out=out,
+        lang=common.language(lang),
+        as_json=as_json,
+        progress=progress,
+        style_out=common.style(sys.stdout, quiet=quiet),
+        style_err=common.style(sys.stderr, quiet=quiet),
+        quiet=quiet,
+    )
+    raise typer.Exit(code)

@@ -1,0 +1,167 @@
+"""How far apart an output may be, given how far apart what it was computed from is."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import median
+
+from numprobe.align.leaves import LeafPairs
+from numprobe.compare.measure import DIGEST, FLOAT, Measures
+from numprobe.formats.msprobe.values import ValueTable
+from numprobe.metrics.gains import CONSTANT, UNIT_ROUNDOFF_FP32, Family
+
+WARNING, ERROR = 4.0, 16.0  # rho: found over expected
+CONTEXT = 32  # clean outputs that show how far the two runs are apart at this depth
+SMALL = 16  # tensors of fewer elements are figures: a sum that cancels may lose all its digits
+FLOOR = 4 * UNIT_ROUNDOFF_FP32  # two correct implementations in fp32 differ by a few units in the last place
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """Relative errors by leaf row that other runs show there: ``noise`` of a repeated run adds to what is expected,
+    ``baseline``, the error of a trusted run of low precision times the factor that it may be exceeded by, takes its place."""
+
+    noise: Mapping[int, float] = field(default_factory=dict)
+    baseline: Mapping[int, float] = field(default_factory=dict)
+
+
+NOTHING_ALLOWED = Allowed()
+
+
+class Expectation:
+    """Expected errors of one rank. ``recent`` holds the errors of the last outputs that were clean."""
+
+    def __init__(self, m: Measures, leaves: LeafPairs, golden: ValueTable, allowed: Allowed) -> None:
+        self.golden, self.allowed = golden, allowed
+        self.g: list[int] = leaves.golden.tolist()
+        self.by: list[int] = m.by.tolist()
+        self.error: list[float] = m.error.tolist()
+        self.d_norm: list[float] = m.d_norm.tolist()
+        self.d_mean: list[float] = m.d_mean.tolist()
+        self.d_extreme: list[float] = m.d_extreme.tolist()
+        self.local: list[float] = m.local.tolist()
+        self.rms: list[float] = m.rms.tolist()
+        self.numel: list[float] = m.numel.tolist()
+        self.rounding: list[float] = m.rounding.tolist()
+        self.bound: list[float] = m.bound.tolist()
+        self.stat: list[float] = m.stat.tolist()
+        self.differs: list[bool] = m.differs.tolist()
+        self.from_tensors: list[bool] = m.from_tensors.tolist()
+        self.details = m.details
+        self.recent: deque[float] = deque(maxlen=CONTEXT)
+
+    def context(self) -> float:
+        """The error that clean outputs have at this depth; 0 before the first."""
+        return median(self.recent) if self.recent else 0.0
+
+    def handed_on(self, row: int, base: float) -> float:
+        """E of a tensor that was made by something of error ``base``."""
+        return math.hypot(max(self.rounding[row], FLOOR), 2 * base)
+
+    def output(self, kind: Family, inputs: list[int], out: int, backward: bool) -> float:
+        """E of an output, from the errors of what it was computed from (gradients, inputs, parameters).
+
+        E^2 = rounding^2 + accumulation^2 + sum (gain e)^2. Errors that are estimated from figures may be too small by chance:
+        there half of what is usual at this depth is added.
+        """
+        floats = [r for r in inputs if self.by[r] in (FLOAT, DIGEST) and self.error[r] == self.error[r]]
+        total = self.rounding[out] ** 2
+        for row in floats:
+            total += (self._gain(kind, row, floats, out, backward) * self.error[row]) ** 2
+        sums = backward or kind in (Family.MATMUL, Family.ATTENTION, Family.NORM, Family.UNKNOWN, Family.LOSS)
+        terms = max((self._last_dim(r) for r in floats), default=1) if sums else 1
+        total += terms * FLOOR**2
+        if not self.from_tensors[out]:
+            total += self.context() ** 2 / 4
+        return math.sqrt(total)
+
+    def rho(self, row: int, expected: float) -> float:
+        """What was found over what was expected, the worst of all figures."""
+        if self.by[row] == DIGEST and self.differs[row]:
+            return math.inf
+        if row in self.allowed.baseline:
+            expected = self.allowed.baseline[row] / WARNING + self.rounding[row]
+        if row in self.allowed.noise:
+            expected = math.hypot(expected, self.allowed.noise[row])
+        n = max(self.numel[row], 1.0)
+        if self.from_tensors[row]:
+            pairs = [(self.error[row], expected)]
+            if n >= SMALL:
+                pairs.append((self.local[row], expected * math.sqrt(2 * math.log(n)) + self.bound[row] / 2))
+        else:
+            lever, stat = n**0.25, self.stat[row] / WARNING
+            pairs = [
+                (self.d_norm[row], expected / lever + expected * expected / 2 + stat),
+                (self.d_mean[row], expected / lever + stat),
+                (self.d_extreme[row], 2 * expected + self.bound[row] / 4),
+            ]
+        return max((_ratio(distance, unit) for distance, unit in pairs), default=0.0)
+
+    def everywhere(self, row: int, expected: float) -> bool:
+        """Is more than half of the tensor off? A routing decision that went the other way moves a few tokens only. Figures cannot
+        tell: False."""
+        details = self.details.get(row)
+        return details is not None and details.p50 > WARNING * expected
+
+    def parameter_rho(self, row: int) -> float:
+        """rho of a parameter. Both sides are casts of one number, so that no element differs by more than the rounding of both
+        and the norm neither: twice that is an error."""
+        if self.by[row] == DIGEST and self.differs[row]:
+            return math.inf
+        bound = self.bound[row] or 2 * UNIT_ROUNDOFF_FP32
+        if self.from_tensors[row]:
+            return max(
+                _ratio(self.error[row], bound / 8), _ratio(self.local[row], bound)
+            )  # up to 8 rms: few are larger
+        figures = (self.d_norm[row], bound + self.stat[row]), (self.d_extreme[row], bound)
+        return max(_ratio(distance, unit / 8) for distance, unit in figures)
+
+    def bias_gain(self, row: int, gradient: int) -> float:
+        """Gain of the gradient of a bias, the sum of ``gradient`` over T tokens: rms(gradient) sqrt(T) / rms(sum), which grows
+        where the sum cancels (of the bias of attention keys it is zero but for rounding)."""
+        shape = self.golden.shapes[self.golden.shape[self.g[row]]]
+        if gradient < 0 or shape is None or len(shape) != 1 or not self.rms[row] > 0:
+            return 1.0
+        tokens = max(self.numel[gradient] / max(self._last_dim(gradient), 1), 1.0)
+        return _between(1.0, self.rms[gradient] * math.sqrt(tokens) / self.rms[row], 1e12)
+
+    def _last_dim(self, row: int) -> int:
+        shape = self.golden.shapes[self.golden.shape[self.g[row]]]
+        return shape[-1] if shape else 1
+
+    def _gain(self, kind: Family, row: int, inputs: list[int], out: int, backward: bool) -> float:
+        rms_out = self.rms[out]
+        ratio = self.rms[row] / rms_out if rms_out else 1.0
+        if ratio != ratio:
+            ratio = 1.0
+        small = max(1.0, min(ratio, 1e6)) if self.numel[out] < SMALL else 1.0
+        if backward:
+            return 2.0 * small
+        if kind is Family.SUM:
+            return max(ratio, 0.5) * (small if small > ratio else 1.0)
+        if kind is Family.MATMUL and len(inputs) > 1:
+            x, w = inputs[0], inputs[1]
+            cancellation = (
+                self.rms[x] * self.rms[w] * math.sqrt(max(self._last_dim(x), 1)) / rms_out if rms_out else 1.0
+            )
+            return max(1.0, cancellation if cancellation == cancellation else 1.0) * small
+        if kind is Family.SOFTMAX:
+            return math.sqrt(2) * _between(1.0, self.rms[row], 1e3)
+        if kind is Family.EXP:
+            return max(_between(1.0, self.rms[row], 1e3), 1 / rms_out if rms_out else 1.0)
+        if kind is Family.ATTENTION:
+            return 2.0 * _between(1.0, ratio, 1e2)
+        return CONSTANT.get(kind, 2.0) * small
+
+
+def _ratio(distance: float, unit: float) -> float:
+    if not distance > 0:  # NaN too: not known
+        return 0.0
+    return distance / unit if unit else math.inf
+
+
+def _between(low: float, value: float, high: float) -> float:
+    return low if value != value else max(low, min(value, high))

@@ -1,0 +1,262 @@
+"""How far each leaf of the target is from its partner: from figures, digests or plain values.
+
+Distances are relative and dimensionless. For a pair of tensors, with rms(g) = Norm / sqrt(n):
+
+    d_norm = |Norm_t - Norm_g| / Norm_g        d_mean = |Mean_t - Mean_g| / rms(g)
+    d_extreme = max over Max, Min of |x_t - x_g| / max(|x_g|, rms(g))
+
+Random errors of relative size e move the extremes by about e, the norm and the mean by e / n_eff^(1/2). Errors of neighbouring
+elements are not independent (a row shares its scale, a column its weights): n_eff = sqrt(n) holds over the layers of real models.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from numprobe.align.leaves import LeafPairs
+from numprobe.formats.msprobe.values import GIVEN, ValueTable
+from numprobe.metrics.distance import Distance
+from numprobe.record.dtypes import float_format
+from numprobe.record.nonfinite import kind_bits
+from numprobe.record.trace import PARAMETER
+
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+# what a row can be compared by
+NOTHING, PLAIN, INTEGER, FLOAT, DIGEST = range(5)
+ROUNDING = 0.4  # rms rounding error in units of u, over a binade of uniform mantissas
+STATISTIC_ROUNDING = {"fp64": 0.0, "fp32": 2.0**-22, "fp16": 2.0**-10, "bf16": 2.0**-7}
+NORM_OF_FP32 = 6e-11  # relative error of a norm that was summed in fp32 on a CPU, an element (measured with torch 2.13)
+
+REASONS = (
+    "",
+    "shape",  # the shapes differ
+    "kind",  # a tensor on one side, something else on the other
+    "no_figures",  # one of the two gives no figures, no digest and no file
+    "nonfinite",  # both hold the same non-finite values: their figures say nothing more
+    "gradient_definition",  # the two collectors mean different things by the gradient of a call
+    "routing",  # tokens went to other experts
+    "storage",  # the tensor file cannot be compared as it lies on disk
+    "file",  # the tensor file is missing or cannot be read
+)
+REASON = {name: number for number, name in enumerate(REASONS)}
+
+
+@dataclass
+class Measures:
+    """One entry a row of the :class:`LeafPairs`; NaN where a distance cannot be given.
+
+    ``by`` says by what the rows are compared, ``reason`` (index into :data:`REASONS`) why they are not. ``error`` is the relative
+    error (measured where the tensors are there, estimated from the figures else), ``differs`` marks rows of exact kinds that are
+    not equal, ``nonfinite`` those whose non-finite kinds differ. ``rounding`` is the rms rounding error of both dtypes together,
+    ``bound`` the largest rounding error; ``stat`` the rounding of Mean and Norm themselves. ``local`` is the largest error of a
+    single element in units of rms(g), known from tensors only; ``details`` holds what else they say, ``problems`` why a tensor
+    could not be read.
+    """
+
+    by: NDArray[np.uint8]
+    reason: NDArray[np.uint8]
+    error: Floats
+    d_norm: Floats
+    d_mean: Floats
+    d_extreme: Floats
+    local: Floats
+    rms: Floats
+    numel: Floats
+    rounding: Floats
+    bound: Floats
+    stat: Floats
+    differs: Flags
+    nonfinite: Flags
+    from_tensors: Flags
+    is_float: Flags
+    details: dict[int, Distance] = field(default_factory=dict)
+    problems: dict[int, str] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.by)
+
+
+def measure(pairs: LeafPairs, target: ValueTable, golden: ValueTable, *, digests: bool = True) -> Measures:
+    """Compare every row by what both files say about it."""
+    n = len(pairs)
+    m = Measures(
+        by=np.zeros(n, np.uint8),
+        reason=np.zeros(n, np.uint8),
+        error=np.full(n, np.nan),
+        d_norm=np.full(n, np.nan),
+        d_mean=np.full(n, np.nan),
+        d_extreme=np.full(n, np.nan),
+        local=np.full(n, np.nan),
+        rms=np.full(n, np.nan),
+        numel=np.full(n, np.nan),
+        rounding=np.zeros(n),
+        bound=np.zeros(n),
+        stat=np.zeros(n),
+        differs=np.zeros(n, bool),
+        nonfinite=np.zeros(n, bool),
+        from_tensors=np.zeros(n, bool),
+        is_float=np.zeros(n, bool),
+    )
+    both = np.flatnonzero(pairs.both)
+    if not len(both):
+        return m
+    t, g = pairs.target[both], pairs.golden[both]
+    tensor_t, tensor_g = _of_kind(target, "tensor")[t], _of_kind(golden, "tensor")[g]
+    float_t, float_g = _of_kind(target, "float")[t], _of_kind(golden, "float")[g]
+    m.is_float[both] = float_t & float_g
+    m.reason[both[tensor_t != tensor_g]] = REASON["kind"]
+    _plain(m, both[~tensor_t & ~tensor_g], pairs, target, golden)
+    same_shape = _shapes_equal(target, golden, t, g)
+    tensors = tensor_t & tensor_g
+    m.reason[both[tensors & ~same_shape]] = REASON["shape"]
+    comparable = tensors & same_shape
+    _roundings(m, both[comparable], pairs, target, golden)
+    given = (target.status[t][:, :2] == GIVEN).all(1) & (golden.status[g][:, :2] == GIVEN).all(1)
+    figures = comparable & given
+    _exact(m, both[figures & ~(float_t & float_g)], pairs, target, golden)
+    _floats(m, both[figures & float_t & float_g], pairs, target, golden)
+    if digests:
+        _digests(m, both[comparable], pairs, target, golden)
+    empty = comparable & (target.numel[t] == 0)
+    m.by[both[empty]] = PLAIN
+    nothing = comparable & ~empty & (m.by[both] == NOTHING) & (m.reason[both] == 0)
+    m.reason[both[nothing]] = REASON["no_figures"]
+    return m
+
+
+def _of_kind(values: ValueTable, what: str) -> Flags:
+    """By row of the value table: is it a tensor, a tensor of floating-point numbers?"""
+    if what == "float":
+        kinds = [float_format(dtype) is not None for _, dtype, _ in values.kinds]
+    else:
+        kinds = [bool(dtype) for _, dtype, _ in values.kinds]
+    found = np.array(kinds, bool)[values.kind] if len(values) else np.zeros(0, bool)
+    return found | (values.status[:, 0] != 0) if what == "tensor" else found
+
+
+def _shapes_equal(target: ValueTable, golden: ValueTable, t: NDArray[np.int64], g: NDArray[np.int64]) -> Flags:
+    numbers = {shape: i for i, shape in enumerate(target.shapes)}
+    renumbered = np.array([numbers.get(shape, -1) for shape in golden.shapes], np.int64)
+    equal: Flags = target.shape[t] == renumbered[golden.shape[g]]
+    return equal
+
+
+def _plain(m: Measures, rows: NDArray[np.int64], pairs: LeafPairs, target: ValueTable, golden: ValueTable) -> None:
+    """Numbers, texts and objects: equal or not. Where a thing is, in which memory, and its dtype decide nothing."""
+    m.by[rows] = PLAIN
+    numeric = {
+        i
+        for i, (kind, _, _) in enumerate(target.kinds)
+        if kind in ("int", "float", "bool", "str", "slice", "torch.Size")
+    }
+    for row in rows[[k in numeric for k in target.kind[pairs.target[rows]].tolist()]].tolist() if numeric else ():
+        a, b = target.scalars.get(int(pairs.target[row])), golden.scalars.get(int(pairs.golden[row]))
+        if a != b and not _close(a, b):
+            m.differs[row] = True
+
+
+def _close(a: object, b: object) -> bool:
+    if isinstance(a, str) and isinstance(b, str):
+        devices = ("cpu", "cuda", "npu", "mps", "xpu", "meta")
+        return a.split(":")[0] in devices and b.split(":")[0] in devices
+    if isinstance(a, (int, float)) and isinstance(b, (int, float)):
+        return a == b or (a != a and b != b) or abs(a - b) <= 1e-6 * max(abs(a), abs(b))
+    return False
+
+
+def _roundings(m: Measures, rows: NDArray[np.int64], pairs: LeafPairs, target: ValueTable, golden: ValueTable) -> None:
+    square = np.zeros(len(rows))
+    for values, side in ((target, pairs.target), (golden, pairs.golden)):
+        formats = [float_format(dtype) for _, dtype, _ in values.kinds]
+        u = np.array([2.0**-f.p if f else 0.0 for f in formats])
+        coarse = u[values.kind[side[rows]]]
+        square += (ROUNDING * coarse) ** 2
+        m.bound[rows] += coarse
+        m.stat[rows] = np.maximum(m.stat[rows], _statistic_rounding(values, side[rows]))
+    m.rounding[rows] = np.sqrt(square)
+    m.numel[rows] = target.numel[pairs.target[rows]]
+
+
+def _statistic_rounding(values: ValueTable, rows: NDArray[np.int64]) -> Floats:
+    """Relative rounding of Mean and Norm: of the format in which they were computed, else of the tensor's own."""
+    own = np.array([STATISTIC_ROUNDING.get(short, 2.0**-22) for _, _, short in values.kinds])[values.kind[rows]]
+    long_sums: Floats = np.maximum(own, np.where(own == 2.0**-22, NORM_OF_FP32 * values.numel[rows], 0.0))
+    if not values.stat_dtypes:
+        return long_sums
+    precise = np.zeros(len(values), bool)
+    precise[[row for row, name in values.stat_dtypes.items() if name.endswith("64")]] = True
+    found: Floats = np.where(precise[rows], 2.0**-22, long_sums)
+    return found
+
+
+def _exact(m: Measures, rows: NDArray[np.int64], pairs: LeafPairs, target: ValueTable, golden: ValueTable) -> None:
+    """Integers and booleans (also where the other side has floats of the same values): all given figures are equal."""
+    m.by[rows] = INTEGER
+    a, b = target.figures[pairs.target[rows]], golden.figures[pairs.golden[rows]]
+    both = (target.status[pairs.target[rows]] == GIVEN) & (golden.status[pairs.golden[rows]] == GIVEN)
+    both[:, 2:] &= np.abs(b[:, 2:]) < 2.0**24  # means and norms of large sums are rounded
+    m.differs[rows] = (both & (np.abs(a - b) > 1e-6 * np.abs(b))).any(1) | (both[:, :2] & (a[:, :2] != b[:, :2])).any(1)
+    for row, i, j in zip(rows.tolist(), pairs.target[rows].tolist(), pairs.golden[rows].tolist(), strict=True):
+        if i in target.exact and j in golden.exact and target.exact[i][:2] != golden.exact[j][:2]:
+            m.differs[row] = True
+
+
+def _floats(m: Measures, rows: NDArray[np.int64], pairs: LeafPairs, target: ValueTable, golden: ValueTable) -> None:
+    m.by[rows] = FLOAT
+    a, b = target.figures[pairs.target[rows]], golden.figures[pairs.golden[rows]]
+    n = m.numel[rows]
+    wild = ~(np.isfinite(a[:, :2]).all(1) & np.isfinite(b[:, :2]).all(1))
+    for k in np.flatnonzero(wild).tolist():
+        one, other = (kind_bits(float(x[0]), float(x[1])) for x in (a[k], b[k]))
+        m.nonfinite[rows[k]] = one != other
+    with np.errstate(all="ignore"):
+        norm = np.where(np.isfinite(b[:, 3]) & ~wild, np.abs(b[:, 3]), np.nan)
+        rms = np.where(n > 0, norm / np.sqrt(np.maximum(n, 1)), np.nan)
+        largest = np.fmax(
+            np.abs(np.where(np.isfinite(b[:, 0]), b[:, 0], np.nan)),
+            np.abs(np.where(np.isfinite(b[:, 1]), b[:, 1], np.nan)),
+        )
+        rms = np.where(np.isfinite(rms), rms, largest)  # a mask of -inf, or no norm in the file
+        m.rms[rows] = rms
+        extremes = np.abs(a[:, :2] - b[:, :2]) / np.maximum(np.abs(b[:, :2]), rms[:, None])
+        extremes = np.where(np.isfinite(a[:, :2]) & np.isfinite(b[:, :2]), extremes, np.nan)
+        extremes[(a[:, :2] == b[:, :2])] = 0.0
+        m.d_extreme[rows] = np.fmax(extremes[:, 0], extremes[:, 1])
+        m.d_norm[rows] = np.where(a[:, 3] == b[:, 3], 0.0, np.abs(a[:, 3] - b[:, 3]) / norm)
+        m.d_mean[rows] = np.where(a[:, 2] == b[:, 2], 0.0, np.abs(a[:, 2] - b[:, 2]) / rms)
+        for name in ("d_norm", "d_mean"):
+            column = getattr(m, name)
+            column[rows[wild]] = np.nan
+        lever = np.sqrt(np.sqrt(np.maximum(n, 1)))  # n_eff^(1/2) with n_eff = sqrt(n)
+        beyond = np.maximum(m.d_norm[rows] - m.stat[rows], 0) * lever
+        shift = np.maximum(m.d_mean[rows] - m.stat[rows], 0) * lever
+        m.error[rows] = np.fmax(np.fmax(beyond, shift), m.d_extreme[rows])
+    unknown = np.isnan(m.error[rows]) & ~m.nonfinite[rows]
+    m.reason[rows[unknown]] = REASON["nonfinite"]
+
+
+def _digests(m: Measures, rows: NDArray[np.int64], pairs: LeafPairs, target: ValueTable, golden: ValueTable) -> None:
+    """Digests of tensors of one dtype: equal means equal in every bit, unequal that some bit is not."""
+    if not target.digests or not golden.digests:
+        return
+    for row, i, j in zip(rows.tolist(), pairs.target[rows].tolist(), pairs.golden[rows].tolist(), strict=True):
+        one, other = target.digests.get(i), golden.digests.get(j)
+        if one is None or other is None or target.kinds[target.kind[i]][2] != golden.kinds[golden.kind[j]][2]:
+            continue
+        m.by[row], m.reason[row] = DIGEST, 0
+        m.differs[row] = one != other
+        if one == other:
+            m.nonfinite[row] = False
+            for column in (m.error, m.d_norm, m.d_mean, m.d_extreme, m.local):
+                column[row] = 0.0
+
+
+def is_parameter(values: ValueTable) -> Flags:
+    """By row: does the file itself call it a parameter?"""
+    roles = np.array([role == PARAMETER for role, _ in values.slots], bool)
+    return roles[values.slot] if len(values) else np.zeros(0, bool)

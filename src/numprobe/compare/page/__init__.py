@@ -1,0 +1,1 @@
+"""The conclusion of a comparison as a page, as Markdown and as terminal text."""

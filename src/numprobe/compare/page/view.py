@@ -1,0 +1,142 @@
+"""What all renderings of a comparison share: which sentence says a finding, where it is, what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from numprobe.compare.messages import say
+from numprobe.compare.result import CompareResult, Finding, Leaf
+from numprobe.record.names import parse_name
+from numprobe.report import numbers
+
+GAPS = ("gap", "operator_missing", "operator_extra", "operator_differs")
+
+
+@dataclass(frozen=True)
+class Said:
+    """A message that is not worded yet."""
+
+    key: str
+    values: Mapping[str, object] = field(default_factory=dict)
+
+
+def headline(result: CompareResult) -> Said:
+    """The sentence behind the verdict."""
+    if result.premise in ("coverage", "nothing_compared"):
+        return Said(f"headline.{result.premise}", {"coverage": result.coverage})
+    if result.findings:
+        return sentence(result.findings[0])
+    compared = sum(pair.compared for pair in result.ranks)
+    values = {"compared": compared, "dtypes": ", ".join(result.dtypes) or "-", "warnings": result.counts["warning"]}
+    return Said("headline.pass_warnings" if result.counts["warning"] else "headline.pass", values)
+
+
+def sentence(f: Finding) -> Said:
+    """What a finding says."""
+    op = f.op or f.golden_op or ""
+    values: dict[str, object] = {"op": op, "slot": f.slot, "error": _shown(f.error), "expected": _shown(f.expected)}
+    if f.cause == "unmatched":
+        side = "target" if f.reason == "only_target" else "golden"
+        return Said(
+            "headline.unmatched", {"op": op, "side": side, "count": max(len(f.only_target) + len(f.only_golden), 1)}
+        )
+    if f.reason in GAPS and f.cause == "nonfinite":
+        return Said("headline.nonfinite.gap", values)
+    if f.reason in GAPS:
+        return Said(
+            f"headline.{f.reason}",
+            {
+                **values,
+                "after": f.after if f.reason == "gap" else None,
+                "target": f.only_target[0] if f.only_target else None,
+                "golden": f.only_golden[0] if f.only_golden else None,
+            },
+        )
+    if f.cause == "parameter":
+        return Said(
+            "headline.parameter.nonfinite" if f.reason else "headline.parameter", {**values, "parameter": f.parameter}
+        )
+    key = f"headline.{f.cause}.{f.reason}" if f.reason and f.cause in ("introduced", "input") else f"headline.{f.cause}"
+    return Said(key, values)
+
+
+def _shown(error: float | None) -> float | None:
+    return error if error is not None and error < float("inf") else None
+
+
+def place(f: Finding, lang: str) -> str:
+    """``step 0, rank 3, layer 11, forward``."""
+    parts = []
+    if f.step is not None:
+        parts.append(say(lang, "place.step", step=f.step))
+    parts.append(say(lang, "place.rank", ranks=sorted(f.ranks)) if f.ranks else ", ".join(f.rank_keys))
+    if f.layer is not None:
+        parts.append(say(lang, "place.layer", layer=f.layer))
+    parts.append(say(lang, f"phase.{f.phase}"))
+    return say(lang, "list.comma").join(parts)
+
+
+def cause(f: Finding, lang: str) -> str:
+    gap = f.cause == "introduced" and f.reason in GAPS
+    return say(lang, "cause.introduced.gap" if gap else f"cause.{f.cause}")
+
+
+def code(f: Finding) -> list[str]:
+    """``experts.py:148 forward: y = ...`` of the frames outside of libraries, innermost first."""
+    found = []
+    for frame in f.stack:
+        if "site-packages" in frame:
+            continue
+        head, _, source = frame.partition(", in ")
+        file, _, line = head.removeprefix("File ").partition(", line ")
+        function, _, text = source.partition(",")
+        found.append(f"{'/'.join(file.split('/')[-2:])}:{line} {function.strip()}: {text.strip()}".rstrip(": "))
+    return found
+
+
+def modules(f: Finding) -> list[str]:
+    """Paths of the modules around, innermost first."""
+    return [op.path for name in f.inside if (op := parse_name(name)).is_module]
+
+
+def cited(f: Finding, most: int = 8) -> list[Leaf]:
+    """The leaves of the record that tell: tensors, and plain values that differ."""
+    tensors = [
+        leaf
+        for leaf in f.leaves
+        if any(s is not None and s.dtype and s.shape is not None for s in (leaf.target, leaf.golden))
+    ]
+    others = [leaf for leaf in f.leaves if leaf not in tensors and leaf.verdict != "pass"]
+    return [*tensors, *others][:most]
+
+
+def next_steps(result: CompareResult) -> list[Said]:
+    """What to do now."""
+    if not result.findings or result.findings[0].severity != "error":
+        return []
+    f = result.findings[0]
+    op = f.op or f.golden_op or ""
+    module = next(iter(modules(f)), op)
+    if f.cause == "input":
+        return [Said("next.inputs")]
+    if f.cause == "parameter":
+        return [Said("next.weights", {"parameter": f.parameter})]
+    if f.reason in GAPS:
+        return [Said("next.record", {"module": module})]
+    steps = [Said("next.arguments" if f.reason == "argument" else "next.code", {"op": op})]
+    return steps if result.mode == "tensor" else [*steps, Said("next.tensor", {"op": op})]
+
+
+def counts(result: CompareResult, lang: str) -> str:
+    shown = [say(lang, f"count.{name}", n=n) for name, n in result.counts.items() if n or name == "pass"]
+    return say(lang, "list.comma").join(shown)
+
+
+def unread(result: CompareResult) -> list[str]:
+    """Ranks without partner, and those that could not be read."""
+    return [pair.target or pair.golden for pair in result.ranks if pair.status in ("missing", "unreadable")]
+
+
+def percent(value: float | None) -> str:
+    return numbers.ABSENT if value is None else "inf" if value == float("inf") else numbers.percent(value)

@@ -1,0 +1,332 @@
+"""Two ranks that should agree: from two folders to findings, counts and a part of the table."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from numprobe.align.calls import Calls, read_calls
+from numprobe.align.leaves import LeafPairs, pair_leaves
+from numprobe.align.naming import SAME_NAMES, Naming
+from numprobe.align.records import RecordPairs, pair_records
+from numprobe.compare import result as data
+from numprobe.compare.expected import ERROR, Allowed
+from numprobe.compare.judge import FAIL, INCOMPARABLE, UNMATCHED, WARN, Finding, Judgement, judge
+from numprobe.compare.measure import DIGEST, FLOAT, NOTHING, REASONS, Measures, measure
+from numprobe.compare.tensors import measure_tensors
+from numprobe.formats.dump import RankDump
+from numprobe.formats.layout import RankFolder
+from numprobe.record.names import FORWARD, OpName, parse_name
+
+WORST = {verdict: rank for rank, verdict in enumerate(("pass", INCOMPARABLE, UNMATCHED, WARN, FAIL))}
+
+
+@dataclass(frozen=True)
+class RankTask:
+    """What a worker needs. ``ignore_digests`` compares by figures where both are there."""
+
+    step: int | None
+    target: RankFolder
+    golden: RankFolder
+    cache_to: Path | None = None
+    naming: Naming = SAME_NAMES
+    noise: RankFolder | None = None
+    baseline: RankFolder | None = None
+    factor: float = 2.0
+    ignore_digests: bool = False
+    tensors: bool = True
+    threads: int = 1
+
+
+@dataclass
+class Compared:
+    """Everything that is known of one pair of ranks."""
+
+    task: RankTask
+    target: Calls
+    golden: Calls
+    records: RecordPairs
+    leaves: LeafPairs
+    measures: Measures
+    judgement: Judgement
+
+
+class RankOutcome(msgspec.Struct):
+    """What goes on from a worker. ``recorded`` counts the leaves of both sides."""
+
+    pair: data.RankPair
+    findings: list[data.Finding]
+    heat: list[data.Cell]
+    dtypes: list[str]
+    recorded: int
+    levels: tuple[str, str]
+
+
+def compare_ranks(task: RankTask) -> Compared:
+    """Align, measure and judge.
+
+    Raises:
+        NumprobeError: a dump cannot be read.
+    """
+    target, golden = (read_calls(RankDump(folder, task.cache_to)) for folder in (task.target, task.golden))
+    records = pair_records(target, golden, task.naming)
+    leaves = pair_leaves(records, target.values, golden.values)
+    measures = _measured(task, leaves, target, golden)
+    allowed = Allowed(
+        _errors_of(task, task.noise, golden, leaves, 1.0), _errors_of(task, task.baseline, golden, leaves, task.factor)
+    )
+    return Compared(
+        task, target, golden, records, leaves, measures, judge(target, golden, records, leaves, measures, allowed)
+    )
+
+
+def _measured(task: RankTask, leaves: LeafPairs, target: Calls, golden: Calls) -> Measures:
+    measures = measure(leaves, target.values, golden.values, digests=not task.ignore_digests)
+    if task.tensors:
+        measure_tensors(measures, leaves, target, golden, threads=task.threads)
+    return measures
+
+
+def _errors_of(
+    task: RankTask, other: RankFolder | None, golden: Calls, leaves: LeafPairs, factor: float
+) -> dict[int, float]:
+    """Relative errors of another run against the golden one, by the leaf rows of this comparison."""
+    if other is None:
+        return {}
+    calls = read_calls(RankDump(other, task.cache_to))
+    records = pair_records(calls, golden)
+    rows = pair_leaves(records, calls.values, golden.values)
+    measures = _measured(task, rows, calls, golden)
+    by_golden = {g: factor * e for g, e in zip(rows.golden.tolist(), measures.error.tolist(), strict=True) if g >= 0}
+    return {
+        row: by_golden[g]
+        for row, g in enumerate(leaves.golden.tolist())
+        if g in by_golden and not math.isnan(by_golden[g])
+    }
+
+
+def summarize(compared: Compared) -> RankOutcome:
+    """The findings and figures of a pair of ranks, without the tables."""
+    task, judged, measures = compared.task, compared.judgement, compared.measures
+    counts = Counter(judged.verdict)
+    only_golden = int((compared.leaves.target < 0).sum())
+    unmatched = counts.pop(UNMATCHED, 0)
+    counts["unmatched_golden"] = only_golden
+    counts["unmatched_target"] = unmatched - only_golden
+    by = measures.by
+    recorded = len(compared.target.values) + len(compared.golden.values)
+    floats = by[(by == FLOAT) | (by == DIGEST)]
+    tensors = int(measures.from_tensors.sum())
+    modes = (["tensor"] if tensors else []) + (["digest"] if (floats == DIGEST).any() else [])
+    if (by == FLOAT).sum() > tensors:
+        modes.append("statistics")
+    pair = data.RankPair(
+        task.step,
+        task.target.rank,
+        task.target.key,
+        task.golden.key,
+        _status(compared),
+        records=len(compared.records),
+        leaves=len(compared.leaves),
+        compared=int((by != NOTHING).sum()),
+        counts={v: counts.get(v, 0) for v in data.VERDICTS},
+        mode=modes[0] if len(modes) == 1 or tensors else "mixed" if modes else "structure",
+        detection_limit=_detection_limit(compared) if "statistics" in modes and not tensors else None,
+    )
+    return RankOutcome(
+        pair,
+        [_finding(compared, f) for f in judged.findings],
+        _heat(compared),
+        _dtypes(compared),
+        recorded,
+        (compared.target.dump.index.info.level, compared.golden.dump.index.info.level),
+    )
+
+
+def _status(compared: Compared) -> str:
+    damaged = any(side.dump.index.damage for side in (compared.target, compared.golden))
+    return "partial" if damaged else "ok"
+
+
+def _detection_limit(compared: Compared) -> float | None:
+    """The smallest uncorrelated relative error that the norms could show, median over the rows: e_min = sqrt(2 tol_norm)."""
+    m, expected = compared.measures, np.array(compared.judgement.expected)
+    rows = m.is_float & ~np.isnan(expected) & (m.numel > 1)
+    if not rows.any():
+        return None
+    lever = np.sqrt(np.sqrt(m.numel[rows]))
+    tolerance = ERROR * (expected[rows] / lever + expected[rows] ** 2 / 2) + m.stat[rows]
+    return float(np.median(np.sqrt(2 * tolerance)))
+
+
+def _dtypes(compared: Compared) -> list[str]:
+    """``bf16 against fp32`` and the like, the most frequent first."""
+    rows = np.flatnonzero(compared.measures.is_float)
+    t, g = compared.target.values, compared.golden.values
+    pairs = np.stack([t.kind[compared.leaves.target[rows]], g.kind[compared.leaves.golden[rows]]])
+    found: Counter[str] = Counter()
+    for (a, b), count in zip(*_unique_columns(pairs), strict=True):
+        found[f"{t.kinds[a][2]}/{g.kinds[b][2]}"] += count
+    return [name for name, _ in found.most_common()]
+
+
+def _unique_columns(pairs: np.ndarray[tuple[int, ...], np.dtype[np.int32]]) -> tuple[list[list[int]], list[int]]:
+    columns, counts = np.unique(pairs, axis=1, return_counts=True)
+    return columns.T.tolist(), counts.tolist()
+
+
+def _heat(compared: Compared) -> list[data.Cell]:
+    """The worst verdict by part of a layer and phase."""
+    worst: dict[tuple[str, int | None, str], tuple[int, int]] = {}
+    verdicts, first = compared.judgement.verdict, compared.leaves.first.tolist()
+    for pair, (t, g) in enumerate(zip(compared.records.target, compared.records.golden, strict=True)):
+        calls, i = (compared.target, t) if t >= 0 else (compared.golden, g)
+        op = calls.ops[i]
+        module = op if op.is_module else calls.ops[calls.parent[i]] if calls.parent[i] >= 0 else None
+        if module is None:
+            continue
+        layer, part = place_in_layer(module)
+        key = (part, layer, calls.phase[i])
+        for row in range(first[pair], first[pair + 1]):
+            rank = WORST[verdicts[row]]
+            if key not in worst or rank > worst[key][0]:
+                worst[key] = (rank, row)
+    j = compared.judgement
+    return [
+        data.Cell(part, layer, phase, j.verdict[row], j.status[row], _number(j.rho[row]))
+        for (part, layer, phase), (_, row) in worst.items()
+    ]
+
+
+def place_in_layer(module: OpName) -> tuple[int | None, str]:
+    """Layer number and the path inside the layer (the whole path outside of layers; the class for the layer itself)."""
+    layer = module.layer
+    if layer is None:
+        return None, module.path
+    inside = module.path.split(f".{layer}.", 1) if f".{layer}." in module.path else [module.path, ""]
+    return layer, inside[-1] or module.api
+
+
+def _finding(compared: Compared, found: Finding) -> data.Finding:
+    """A finding with everything that a reader needs to check it."""
+    target, golden, pair, row = compared.target, compared.golden, found.pair, found.row
+    t, g = compared.records.target[pair], compared.records.golden[pair]
+    calls, i = (target, t) if t >= 0 else (golden, g)
+    judged = compared.judgement
+    rows = range(int(compared.leaves.first[pair]), int(compared.leaves.first[pair + 1]))
+    names = [_name(compared, p) for p in found.unmatched]
+    slot = _slot(compared, row)[1]
+    inside = calls.dump.tree.chain(calls.values.names[i])[1:]
+    return data.Finding(
+        cause=found.cause,
+        reason=found.reason,
+        severity=found.severity,
+        op=target.values.names[t] if t >= 0 else None,
+        golden_op=golden.values.names[g] if g >= 0 else None,
+        slot=slot,
+        step=compared.task.step,
+        rank_keys=[compared.task.target.key],
+        ranks=[compared.task.target.rank] if compared.task.target.rank is not None else [],
+        op_index=i,
+        phase=calls.phase[i],
+        layer=next((layer for n in [calls.ops[i].name, *inside] if (layer := _layer(n)) is not None), None),
+        rho=_number(found.rho),
+        error=_number(compared.measures.error[row].item()) if len(rows) else None,
+        expected=_number(judged.expected[row]) if len(rows) else None,
+        after=_name(compared, found.after)[0] if found.after is not None and found.after >= 0 else None,
+        parameter=_parameter(compared, row, inside) if found.cause == "parameter" else "",
+        only_target=[name for name, side in names if side == "target"],
+        only_golden=[name for name, side in names if side == "golden"],
+        inside=inside,
+        stack=list(calls.dump.stacks.get(_with_stack(calls.ops[i])) or [])[:12],
+        leaves=[_leaf(compared, r) for r in rows],
+        consequences=found.consequences,
+        target_place=_place(target, t),
+        golden_place=_place(golden, g),
+    )
+
+
+def _layer(name: str) -> int | None:
+    return parse_name(name).layer
+
+
+def _with_stack(op: OpName) -> str:
+    """Stacks are recorded for forward calls only."""
+    return op.name.replace(".backward", ".forward") if op.direction != FORWARD else op.name
+
+
+def _name(compared: Compared, pair: int) -> tuple[str, str]:
+    t, g = compared.records.target[pair], compared.records.golden[pair]
+    return (compared.target.values.names[t], "target") if t >= 0 else (compared.golden.values.names[g], "golden")
+
+
+def _slot(compared: Compared, row: int) -> tuple[str, str]:
+    t, g = int(compared.leaves.target[row]), int(compared.leaves.golden[row])
+    values, i = (compared.target.values, t) if t >= 0 else (compared.golden.values, g)
+    slot: tuple[str, str] = values.slots[values.slot[i]]
+    return slot
+
+
+def _parameter(compared: Compared, row: int, inside: list[str]) -> str:
+    """``layers.1.mlp.up_proj.weight``: the module around the call, and the name if the record gives it."""
+    name = _slot(compared, row)[1].rsplit(".", 1)[-1]
+    module = next((op.path for n in inside if (op := parse_name(n)).is_module), "")
+    own = compared.target.ops[compared.records.target[int(compared.leaves.pair[row])]]
+    if own.is_module:
+        module = own.path
+    known = {"1": "weight", "2": "bias" if own.api != "layer_norm" else "weight", "3": "bias"}
+    return ".".join(p for p in (module, known.get(name, name)) if p)
+
+
+def _place(calls: Calls, i: int) -> data.Place | None:
+    if i < 0:
+        return None
+    index, place = calls.dump.index, calls.dump.place
+    begin, end = int(index.start[i]), int(index.end[i])
+    return data.Place(f"{place.key}/{place.file}", begin, end - begin)
+
+
+def _leaf(compared: Compared, row: int) -> data.Leaf:
+    judged, m = compared.judgement, compared.measures
+    role, path = _slot(compared, row)
+    return data.Leaf(
+        role,
+        path,
+        _side(compared.target, int(compared.leaves.target[row])),
+        _side(compared.golden, int(compared.leaves.golden[row])),
+        judged.verdict[row],
+        judged.status[row],
+        REASONS[m.reason[row]],
+        _number(m.error[row].item()),
+        _number(judged.expected[row]),
+        _number(judged.rho[row]),
+    )
+
+
+def _side(calls: Calls, row: int) -> data.Side | None:
+    if row < 0:
+        return None
+    v = calls.values
+    shape = v.shapes[v.shape[row]]
+    given = [f if s == 2 else None for f, s in zip(v.figures[row].tolist(), v.status[row].tolist(), strict=True)]
+    high, low, mean, norm = v.exact.get(row) or given
+    scalar = v.scalars.get(row)
+    return data.Side(
+        v.kinds[v.kind[row]][2] or v.kinds[v.kind[row]][0],
+        list(shape) if shape is not None else None,
+        high,
+        low,
+        mean,
+        norm,
+        digest=v.digests.get(row, ""),
+        scalar="" if scalar is None else str(scalar)[:200],
+    )
+
+
+def _number(value: float) -> float | None:
+    return None if value != value else value

@@ -1,0 +1,86 @@
+"""Leaves whose tensors lie on disk, measured element by element."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from numprobe.align.calls import Calls
+from numprobe.align.leaves import LeafPairs
+from numprobe.compare.measure import DIGEST, FLOAT, INTEGER, REASON, Measures
+from numprobe.formats.tensors import open_tensor
+from numprobe.metrics.distance import Distance, distance, shapes
+from numprobe.record.errors import NumprobeError
+
+AHEAD = 64  # pairs in work at once
+
+
+def measure_tensors(measures: Measures, leaves: LeafPairs, target: Calls, golden: Calls, *, threads: int) -> None:
+    """Replace estimates by what the tensors say, wherever both sides have a file. Equal digests need no look.
+
+    A file that is named and cannot be read makes its row incomparable, with the reason.
+    """
+    files_t, files_g = target.values.files, golden.values.files
+    if not files_t or not files_g:
+        return
+    rows = [
+        (row, files_t.get(t, ""), files_g.get(g, ""))
+        for row, (t, g) in enumerate(zip(leaves.target.tolist(), leaves.golden.tolist(), strict=True))
+        if (t in files_t or g in files_g) and t >= 0 and g >= 0 and not measures.reason[row]
+    ]
+    folders = [calls.dump.place.folder / "dump_tensor_data" for calls in (target, golden)]
+    with ThreadPoolExecutor(threads) as pool:
+        for begin in range(0, len(rows), AHEAD):  # bounded, so that an interrupt is not waited for
+            part = rows[begin : begin + AHEAD]
+            for (row, _, _), found in zip(part, pool.map(lambda r: _look(r, folders, measures), part), strict=True):
+                if isinstance(found, Distance):
+                    _take(measures, row, found)
+                elif found is not None:
+                    measures.reason[row] = REASON["shape" if found == "shape" else "file"]
+                    measures.problems[row] = found
+
+
+def _look(row: tuple[int, str, str], folders: list[Path], measures: Measures) -> Distance | str | None:
+    """The distance of one pair; a text says why there is none; None where nothing is to be measured."""
+    number, one, other = row
+    if measures.by[number] == DIGEST and not measures.differs[number]:
+        return None
+    if not one or not other:
+        return "no tensor was saved on one side"
+    try:
+        tensors = [open_tensor(folder / name, folder) for folder, name in zip(folders, (one, other), strict=True)]
+        if shapes(tensors[0], tensors[1]) == "different":
+            return "shape"
+        return distance(tensors[0], tensors[1], threads=1)
+    except NumprobeError as error:
+        return str(error)
+
+
+def _take(m: Measures, row: int, d: Distance) -> None:
+    m.details[row] = d
+    m.from_tensors[row] = True
+    m.nonfinite[row] = d.nonfinite_mismatch > 0
+    if m.is_float[row] or "complex" in d.golden.dtype:
+        m.by[row] = FLOAT
+        m.differs[row] = d.differing > 0
+        m.error[row] = d.relative_l2 if d.finite else math.nan if d.nonfinite_mismatch else 0.0
+        m.local[row] = d.scaled_max
+        m.rms[row] = d.rms
+        m.numel[row] = d.numel
+    else:
+        m.by[row] = INTEGER
+        m.differs[row] = d.differing > 0 or d.nonfinite_mismatch > 0
+
+
+def columns(m: Measures) -> Iterator[tuple[str, np.ndarray[tuple[int], np.dtype[np.float64]]]]:
+    """What only tensors tell, by row; NaN where there are none."""
+    for name in ("one_minus_cosine", "max_abs", "max_relative", "p50", "p99", "mismatching", "max_ulp"):
+        values = np.full(len(m), np.nan)
+        for row, d in m.details.items():
+            value = getattr(d, name)
+            values[row] = np.nan if value is None else value
+        yield name, values
