@@ -54,8 +54,9 @@ def merge(results: Sequence[RankResult], selection: Selection) -> Merged:
                 index=index,
                 columns=", ".join(results[0].columns),
             )
-    keyed = [_keys(result.names, selection.apis) for result in results]
-    order = interleave([list(keys) for keys in keyed])
+    keyed = [_keys(result.names) for result in results]
+    starts = tuple(f"{api.rstrip('.')}." for api in selection.apis)
+    order = [key for key in interleave([list(keys) for keys in keyed]) if not starts or f"{key[0]}.".startswith(starts)]
     if not order:
         raise NumprobeError(
             "E-CMP-036",
@@ -77,15 +78,13 @@ def default_indices(mode: Mode) -> tuple[str, ...]:
     return (*(FIGURES[mode] or VERDICT[:1]), CONSISTENT)
 
 
-def _keys(names: Sequence[str], apis: Sequence[str]) -> dict[tuple[str, int], int]:
-    """(name, how often it came before) -> row, of the rows asked for."""
-    starts = tuple(f"{api.rstrip('.')}." for api in apis)
+def _keys(names: Sequence[str]) -> dict[tuple[str, int], int]:
+    """(name, how often it came before) -> row."""
     seen: dict[str, int] = defaultdict(int)
     found: dict[tuple[str, int], int] = {}
     for row, name in enumerate(names):
-        if not starts or f"{name}.".startswith(starts):
-            found[name, seen[name]] = row
-            seen[name] += 1
+        found[name, seen[name]] = row
+        seen[name] += 1
     return found
 
 
