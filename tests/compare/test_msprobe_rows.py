@@ -11,6 +11,7 @@ from numprobe.compare.msprobe.items import Item, items_of
 from numprobe.compare.msprobe.pairing import pair_by_name
 from numprobe.compare.msprobe.results import read_results
 from numprobe.compare.msprobe.rows import cells, comparable, rows
+from numprobe.compare.msprobe.tables import rank_rows
 from numprobe.compare.msprobe.verdicts import judge
 from numprobe.record.names import parse_name
 
@@ -56,6 +57,21 @@ def test_every_cell_is_the_stored_one(folder: Path, mode: Mode) -> None:
     theirs = csv_table(the_csv(folder / "result"))
     assert len(theirs[1]) > 1
     assert compare_folder(folder, mode, the_csv(folder / "result")) == []
+
+
+@pytest.mark.parametrize(
+    ("target", "golden", "mode"),
+    [
+        *((folder / "target", folder / "golden", mode) for folder, mode in STORED),
+        (*(STORE / "two_ranks" / side / "step0" / "rank0" for side in ("target", "golden")), Mode.STATISTICS),
+    ],
+)
+def test_rows_from_the_values_table_are_those_of_the_records(target: Path, golden: Path, mode: Mode) -> None:
+    one, other = only_rank(target), only_rank(golden)
+    pairs = pair_by_name(*([parse_name(name) for name in rank.index.names] for rank in (one, other)))
+    fast = list(rank_rows(one, other, pairs, mode, one.stacks))
+    assert fast == list(our_rows(target, golden, mode))
+    assert fast
 
 
 @pytest.mark.parametrize("rank", [0, 1])

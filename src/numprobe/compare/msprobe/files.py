@@ -33,7 +33,9 @@ CREATED = datetime.datetime(2000, 1, 1)  # in every xlsx, so that equal results 
 
 Line: TypeAlias = Sequence[object]
 
-_FORMULA = re.compile(r";?[-+=%@\uff0b\uff0d\uff1d\uff05\uff20]")
+_BEGINS_FORMULA = "-+=%@\uff0b\uff0d\uff1d\uff05\uff20"
+_SUSPICIOUS = frozenset(f";{_BEGINS_FORMULA}")
+_FORMULA = re.compile(f";?[{_BEGINS_FORMULA}]")
 
 
 def timestamp(seconds: float | None = None) -> str:
@@ -86,7 +88,7 @@ def _write_parts(folder: Path, name: str, head: Sequence[str], lines: Iterable[L
             for _ in range(CSV_ROWS):
                 if line is None:
                     break
-                out.writerow([_csv_cell(cell) for cell in line])
+                out.writerow(_csv_line(line))
                 line = next(lines, None)
 
 
@@ -112,6 +114,17 @@ def new_text(path: Path) -> Iterator[TextIOWrapper]:
         finally:
             with suppress(OSError):
                 part.unlink(missing_ok=True)
+
+
+def _csv_line(line: Line) -> list[object]:
+    return [
+        cell
+        if (kind := cell.__class__) is bool
+        or (kind is str and cell[:1] not in _SUSPICIOUS)  # type: ignore[index]
+        or (kind is float and -math.inf < cell < math.inf)  # type: ignore[operator]
+        else _csv_cell(cell)
+        for cell in line
+    ]
 
 
 def _csv_cell(cell: object) -> object:

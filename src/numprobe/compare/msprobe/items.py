@@ -12,14 +12,16 @@ from numprobe.record.nonfinite import Number
 from numprobe.record.trace import Record, Value
 
 Cell: TypeAlias = "str | int | float | bool"
+FourFigures: TypeAlias = "tuple[Cell, Cell, Cell, Cell]"  # max, min, mean, norm
 
 NO_FILE = "-1"
 NONE = "None"
 
 INPUT, PARAMETERS, OUTPUT = "input", "parameters", "output"
 _STATES = {"input_args": INPUT, "input_kwargs": INPUT, "input": INPUT, "parameters": PARAMETERS, "output": OUTPUT}
-_ORDER = ("input_args", "input_kwargs", "input", "parameters", "output", PARAMETERS_GRAD, DEBUG)
-_P2P = "torch.distributed.P2POp"
+ORDER = ("input_args", "input_kwargs", "input", "parameters", "output", PARAMETERS_GRAD, DEBUG)
+P2P = "torch.distributed.P2POp"
+PROCESS_GROUP = "torch.ProcessGroup"
 _PEERS = frozenset(("src", "dst", "group_src", "group_dst"))
 
 
@@ -63,12 +65,12 @@ def items_of(record: Record) -> list[Item]:
 
     What msProbe does not list has no item: records of no known kind (as :func:`listed`), empty objects, other keys.
     """
-    found: dict[str, list[Item]] = {section: [] for section in _ORDER}
+    found: dict[str, list[Item]] = {section: [] for section in ORDER}
     op = record.name
     if listed(op):
         around: tuple[str, Mapping[str, object]] = ("", {})
         for value in record.values:
-            if value.value_type == _P2P:
+            if value.value_type == P2P:
                 around = (value.path, value.attributes)
                 continue
             if not value.value_type and not value.is_tensor:
@@ -77,10 +79,10 @@ def items_of(record: Record) -> list[Item]:
             p2p: Mapping[str, object] = {}
             if around[0] and path == f"{around[0]}.tensor":
                 path, p2p = around
-            section, state, key = _place(op, path)
+            section, state, key = place(op, path)
             if state:
                 found[section].append(_item(op, value, state, key, p2p))
-    return [item for section in _ORDER for item in found[section]]
+    return [item for section in ORDER for item in found[section]]
 
 
 def listed(op: OpName) -> bool:
@@ -88,7 +90,7 @@ def listed(op: OpName) -> bool:
     return op.kind != "other"
 
 
-def _place(op: OpName, path: str) -> tuple[str, str, str]:
+def place(op: OpName, path: str) -> tuple[str, str, str]:
     """Section, state and key; no state for a leaf that is not listed."""
     if op.kind == DEBUG:
         return DEBUG, DEBUG, f".{path}" if path else ""
@@ -100,13 +102,32 @@ def _place(op: OpName, path: str) -> tuple[str, str, str]:
     return section, state, f".{state}{dot}{rest}"
 
 
+def item_name(op: OpName, key: str, file: object) -> str:
+    """The name of the tensor's file without suffix; of what has none, the record's name and the place."""
+    return file.rpartition(".")[0] if isinstance(file, str) and "." in file else f"{op.name}{key}"
+
+
 def _item(op: OpName, value: Value, state: str, key: str, p2p: Mapping[str, object]) -> Item:
-    file = value.attributes.get("data_name")
-    name = file.rpartition(".")[0] if isinstance(file, str) and "." in file else f"{op.name}{key}"
-    dtype, shape, grad, figures, md5 = _shown(value, key.rpartition(".")[2])
+    recorded, file = value.attributes.get("md5"), value.attributes.get("data_name")
+    digest = recorded if isinstance(recorded, str) else None
+    if value.dtype:
+        dtype = value.dtype
+        shape = NOT_APPLICABLE if value.shape is None else str(list(value.shape))
+        grad = NOT_APPLICABLE if value.requires_grad is None else str(value.requires_grad)
+        figures = (figure(value.max), figure(value.min), figure(value.mean), figure(value.norm))
+        md5 = digest if digest is not None else checksum("")
+    else:
+        groups = value.attributes.get("group_ranks")
+        dtype, shape, grad, figures, md5 = shown_scalar(
+            value.value_type,
+            groups if value.value_type == PROCESS_GROUP else value.scalar,
+            digest,
+            key.rpartition(".")[2],
+            has_figures=value.is_tensor,
+        )
     return Item(
         key,
-        name,
+        item_name(op, key, file),
         value.path,
         state,
         dtype,
@@ -120,42 +141,39 @@ def _item(op: OpName, value: Value, state: str, key: str, p2p: Mapping[str, obje
     )
 
 
-_Figures: TypeAlias = "tuple[Cell, Cell, Cell, Cell]"
+def shown_scalar(
+    kind: str, content: object, digest: str | None, last: str, *, has_figures: bool
+) -> tuple[str, str, str, FourFigures, str]:
+    """dtype, shape, requires_grad, the four statistics and md5 of a leaf without dtype.
 
-
-def _shown(value: Value, last: str) -> tuple[str, str, str, _Figures, str]:
-    """dtype, shape, requires_grad, the four statistics, md5. ``last`` is the last part of the item's name."""
-    if value.dtype:
-        return (
-            value.dtype,
-            NOT_APPLICABLE if value.shape is None else str(list(value.shape)),
-            NOT_APPLICABLE if value.requires_grad is None else str(value.requires_grad),
-            (_figure(value.max), _figure(value.min), _figure(value.mean), _figure(value.norm)),
-            _md5(value, ""),
-        )
-    kind, scalar = value.value_type, value.scalar
+    Args:
+        kind: its ``type``; ``null`` for null.
+        content: its ``value``, of a process group its ranks.
+        digest: the recorded checksum.
+        last: the last part of the item's name.
+        has_figures: it has Max or Min all the same.
+    """
+    none = NOT_APPLICABLE
     if kind == "null":
-        return NOT_APPLICABLE, NOT_APPLICABLE, NOT_APPLICABLE, _four(NONE), NOT_APPLICABLE
-    if kind == "torch.Size":
-        return kind, str(scalar), NOT_APPLICABLE, _four(NONE), _md5(value, scalar)
-    if kind == "slice":
-        length = len(scalar) if isinstance(scalar, list) else 0
-        return kind, f"({length},)", NOT_APPLICABLE, _four(NONE), _md5(value, scalar)
-    if last in _PEERS:
-        return kind, "[]", NOT_APPLICABLE, _four(str(scalar)), str(scalar)
-    if kind == "torch.ProcessGroup":
-        text = str(value.attributes.get("group_ranks"))
-        return kind, "[]", NOT_APPLICABLE, _four(text), text
-    if kind == "torch.memory_format" or value.is_tensor:  # only the key ``value`` is looked at
-        return str(type(None)), "[]", NOT_APPLICABLE, _four(NONE), _md5(value, "")
-    return str(type(scalar)), "[]", NOT_APPLICABLE, _four(_cell(scalar)), _md5(value, scalar)
+        return none, none, none, _four(NONE), none
+    if kind in ("torch.Size", "slice"):
+        length = len(content) if isinstance(content, list) else 0
+        shape = str(content) if kind == "torch.Size" else f"({length},)"
+        return kind, shape, none, _four(NONE), digest or checksum(content)
+    if last in _PEERS or kind == PROCESS_GROUP:
+        text = NONE if last in _PEERS and kind == PROCESS_GROUP else str(content)
+        return kind, "[]", none, _four(text), text
+    if kind == "torch.memory_format" or has_figures:  # only the key ``value`` is looked at
+        return str(type(None)), "[]", none, _four(NONE), digest or checksum("")
+    return str(type(content)), "[]", none, _four(_cell(content)), digest or checksum(content)
 
 
-def _four(cell: Cell) -> _Figures:
+def _four(cell: Cell) -> FourFigures:
     return cell, cell, cell, cell
 
 
-def _figure(value: Number) -> Cell:
+def figure(value: Number) -> Cell:
+    """The cell of a statistic."""
     return str(value) if isinstance(value, bool) else _cell(value)
 
 
@@ -165,7 +183,6 @@ def _cell(value: object) -> Cell:
     return value if isinstance(value, (int, str)) else str(value)
 
 
-def _md5(value: Value, scalar: object) -> str:
-    """The recorded checksum; where there is none, the CRC-32 of the value's text."""
-    recorded = value.attributes.get("md5")
-    return recorded if isinstance(recorded, str) else f"{zlib.crc32(str(scalar).encode('utf-8', 'replace')):08x}"
+def checksum(content: object) -> str:
+    """What msProbe shows where none is recorded: the CRC-32 of the value's text."""
+    return f"{zlib.crc32(str(content).encode('utf-8', 'replace')):08x}"

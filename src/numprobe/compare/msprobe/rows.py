@@ -14,6 +14,7 @@ from numprobe.metrics.reference import NOT_APPLICABLE, UNSUPPORTED
 from numprobe.record.trace import Record
 
 Pair: TypeAlias = "tuple[Record | None, Record | None]"
+Listed: TypeAlias = "tuple[str, list[Item]]"
 Figures: TypeAlias = Callable[[Item, Item], Sequence[Cell]]
 
 _TORCH_FLOATS = frozenset(f"torch.{name}" for name in ("float16", "float32", "float64", "bfloat16"))
@@ -50,21 +51,32 @@ def rows(
             have a file. A file that cannot be read is its business: it answers with ``unsupported``.
         stacks: the target's stacks by record name.
     """
-    for target, golden in pairs:
-        if target is not None:
-            yield from _rows_of(target, golden, mode, figures, stacks or {})
+    listings = (
+        (_listed(target), _listed(golden) if golden is not None else None)
+        for target, golden in pairs
+        if target is not None
+    )
+    yield from rows_of_items(listings, mode, figures, stacks)
 
 
-def _rows_of(
-    target: Record, golden: Record | None, mode: Mode, figures: Figures | None, stacks: Mapping[str, Sequence[str]]
+def _listed(record: Record) -> Listed:
+    return record.name.name, items_of(record)
+
+
+def rows_of_items(
+    pairs: Iterable[tuple[Listed, Listed | None]],
+    mode: Mode,
+    figures: Figures | None,
+    stacks: Mapping[str, Sequence[str]] | None,
 ) -> Iterator[Row]:
-    matched = list(match_items(items_of(target), items_of(golden) if golden is not None else []))
-    compared = [(t, g, _figures(t, g, mode, figures)) for t, g in matched]
-    op = target.name.name
-    stack = stacks.get(op)
-    for (t, g, found), verdict in zip(compared, judge(compared, mode), strict=True):
-        yield Row(op, t, g, found, verdict, stack)
-        stack = None
+    """:func:`rows` of records whose items are known: pairs of (name of the record, its items)."""
+    for (op, targets), golden in pairs:
+        matched = match_items(targets, golden[1] if golden is not None else [])
+        compared = [(t, g, _figures(t, g, mode, figures)) for t, g in matched]
+        stack = stacks.get(op) if stacks else None
+        for (t, g, found), verdict in zip(compared, judge(compared, mode), strict=True):
+            yield Row(op, t, g, found, verdict, stack)
+            stack = None
 
 
 def match_items(targets: Iterable[Item], goldens: Iterable[Item]) -> Iterator[tuple[Item, Item | None]]:
