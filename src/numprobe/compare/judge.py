@@ -165,10 +165,15 @@ class _Judge:
         saved = self._saved(t) if backward else []
         if source < 0:
             source = next((self.cause[r] for r in saved if self.state[r] == TAINTED), -1)
-        flipped = any(self.state[r] == FLIPPED for r in (*inputs, *saved))
+        inner = self._inner(pair) if inside and not backward else []
+        if source < 0:
+            source = next((self.cause[r] for r in inner if self.state[r] == TAINTED), -1)
+        flipped = [r for r in (*inputs, *saved, *inner) if self.state[r] == FLIPPED]
         scalars = [r for r in inputs if self.by[r] == PLAIN and self.differs[r]]
         for out in outputs:
-            self._output(pair, kind, out, inputs, parameters, saved, source, flipped, scalars, backward, inside)
+            self._output(
+                pair, kind, out, [*inputs, *parameters, *saved, *inner], source, flipped, scalars, backward, inside
+            )
         for out in outputs:
             signature = self._signature(out)
             if signature is not None:
@@ -289,6 +294,8 @@ class _Judge:
         if self.by[row] == PLAIN:
             self.verdict[row], self.status[row] = WARN, "argument"
             return -1
+        if self.nonfinite[row] and not self.findings:
+            return self._gap(pair, row, "nonfinite", math.inf)
         if (maker >= 0 and self.state[maker] == FLIPPED) or self.first_flip < len(self.records):
             self.state[row], self.verdict[row], self.status[row] = FLIPPED, WARN, "tie"
             return -1
@@ -308,6 +315,9 @@ class _Judge:
         if len(sides) == 2:
             reason = "operator_differs"
         found = self._new(cause, reason, pair, row, FAIL, rho)
+        signature = self._signature(row)
+        if signature is not None:
+            self.made[signature] = row  # the modules around get the same tensor
         self.findings[found].after = self.last
         self.findings[found].unmatched = list(self.missing)
         self.missing.clear()
@@ -336,11 +346,9 @@ class _Judge:
         pair: int,
         kind: Family,
         out: int,
-        inputs: list[int],
-        parameters: list[int],
-        saved: list[int],
+        among: list[int],
         source: int,
-        flipped: bool,
+        flipped: list[int],
         scalars: list[int],
         backward: bool,
         inside: bool,
@@ -364,16 +372,13 @@ class _Judge:
             return
         self.compared_outputs += 1
         if self.by[out] in (INTEGER, PLAIN, NOTHING):
-            self._exact_output(pair, kind, out, flipped, inputs)
+            self._exact_output(pair, kind, out, bool(flipped), among)
             return
         if kind is Family.CREATE and not self.differs[out] and self.error[out] == 0:
             return
         if self.nonfinite[out]:
             self._new("nonfinite", "", pair, out, FAIL, math.inf)
             return
-        among = [*inputs, *parameters, *saved]
-        if inside:
-            among += self._inner(pair)
         expected = self.expect.output(Family.CONTAINER if inside else kind, among, out, backward)
         rho = self.expect.rho(out, expected)
         self.rho[out], self.expected[out] = rho, expected
@@ -384,7 +389,8 @@ class _Judge:
             self.state[out] = FLIPPED
         if rho > ERROR:
             reason = "digest" if self.by[out] == DIGEST else "argument" if scalars else ""
-            if flipped and self.by[out] == DIGEST:
+            choices = any(self.by[r] in (INTEGER, NOTHING) or self.reason[r] for r in flipped)  # indices, other tokens
+            if flipped and (self.by[out] == DIGEST or (choices and not self.expect.everywhere(out, expected))):
                 self.verdict[out], self.status[out] = WARN, "tie"
             else:
                 self._new("introduced", reason, pair, out, FAIL, rho)
