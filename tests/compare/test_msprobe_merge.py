@@ -29,6 +29,19 @@ RANKS = INTEROP / "ranks"
 GLOO = DATA / "interop" / "pytorch" / "h_distributed_4rank_nan" / "dump" / "step0"
 
 
+ALL = Selection()
+DISTRIBUTED = Selection(("Distributed",), ("Max diff",))
+
+
+def merged_of(results: Path, selection: Selection) -> Merged:
+    return merge(read_results([results], selection), selection)
+
+
+def the_rank(folder: Path, rank: int) -> Path:
+    (path,) = folder.glob(f"*rank{rank}*")
+    return path
+
+
 def stored_sheets(book: Path, names: Sequence[str]) -> dict[str, list[list[Cell]]]:
     """The sheets of a merged workbook; each begins with its header."""
     sheets: list[list[list[Cell]]] = []
@@ -48,7 +61,7 @@ def stored_sheets(book: Path, names: Sequence[str]) -> dict[str, list[list[Cell]
     ids=["edge", "two ranks"],
 )
 def test_every_cell_is_the_stored_one(results: Path, config: Path, merged: Path) -> None:
-    ours = merge(read_results([results]), read_selection(config))
+    ours = merged_of(results, read_selection(config))
     (book,) = merged.glob("*.xlsx")
     assert book.stem.startswith("multi_ranks_compare_merge_")
     for index, (head, *lines) in stored_sheets(book, list(ours.tables)).items():
@@ -61,16 +74,16 @@ def test_every_cell_is_the_stored_one(results: Path, config: Path, merged: Path)
 
 def test_rows_are_in_execution_order() -> None:
     """msProbe sorts them by name."""
-    results = read_results([STORE / "two_ranks" / "result"])
-    names = list(merge(results, Selection()).names)
-    assert names == list(results[0].names)
+    results = STORE / "two_ranks" / "result"
+    names = list(merged_of(results, Selection()).names)
+    assert names == [line[0] for line in csv_table(the_rank(results, 0))[1]]
     assert names != sorted(names)
 
 
 def test_a_csv_merges_like_an_xlsx() -> None:
     folder = STORE / "two_ranks"
     selection = read_selection(folder / "merge.yaml")
-    one, other = (merge(read_results([folder / kind]), selection) for kind in ("result", "result_xlsx"))
+    one, other = (merged_of(folder / kind, selection) for kind in ("result", "result_xlsx"))
     assert one.names == other.names
     for index, table in one.tables.items():
         for ours, theirs in zip(table, other.tables[index], strict=True):
@@ -84,7 +97,7 @@ def _short(cell: Cell) -> str:
 
 
 def test_what_is_written_is_what_was_merged(tmp_path: Path) -> None:
-    merged = merge(read_results([RANKS / "result"]), read_selection(RANKS / "merge.yaml"))
+    merged = merged_of(RANKS / "result", read_selection(RANKS / "merge.yaml"))
     (book,) = write_merged(tmp_path, STAMP, merged)
     assert book.name == f"multi_ranks_compare_merge_{STAMP}.xlsx"
     sheets = stored_sheets(book, list(merged.tables))
@@ -109,7 +122,7 @@ def test_what_is_written_is_what_was_merged(tmp_path: Path) -> None:
 )
 def test_apis_are_leading_parts_of_a_name(apis: list[str], number: int) -> None:
     """``zero`` is no part of ``benchzero``, as a search for its letters has it."""
-    assert len(merge(read_results([RANKS / "result"]), Selection(tuple(apis))).names) == number
+    assert len(merged_of(RANKS / "result", Selection(tuple(apis))).names) == number
 
 
 def test_a_row_that_only_a_later_rank_has_stands_at_its_place() -> None:
@@ -121,7 +134,7 @@ def test_ranks_that_lack_a_row_have_an_empty_cell(results: Path) -> None:
     rows = csv_table(the_rank(results, 1))
     shorter = [line for line in rows[1] if not line[0].startswith("Torch.topk")]
     write_csv(results, f"compare_result_rank7_{STAMP}", rows[0], shorter)
-    merged = merge(read_results([results]), Selection(("Torch.topk.0.forward", "Functional.gelu"), ("Result",)))
+    merged = merged_of(results, Selection(("Torch.topk.0.forward", "Functional.gelu"), ("Result",)))
     assert merged.ranks == (0, 1, 7)
     cells_of = dict(zip(merged.names, merged.tables["Result"], strict=True))
     assert cells_of["Torch.topk.0.forward.input.0"][2] is None
@@ -134,7 +147,7 @@ def test_checksums_can_be_merged(tmp_path: Path) -> None:
     for rank in ("rank0", "rank1"):
         lines = [cells(row, Mode.MD5, stack=False) for row in rows]
         write_csv(tmp_path, result_name(STAMP, rank=rank), header(Mode.MD5, stack=False), lines)
-    merged = merge(read_results([tmp_path]), Selection(("Functional.baddiff",)))
+    merged = merged_of(tmp_path, Selection(("Functional.baddiff",)))
     assert merged.tables == {
         "Result": [["pass", "pass"], ["error", "error"]],
         "Requires_grad Consistent": [[True, True], [True, True]],
@@ -177,7 +190,7 @@ def gloo_results(
         lines = [cells(row, Mode.STATISTICS, stack=False) for row in rows]
         name = result_name(STAMP, rank=f"rank{rank}")
         write_xlsx(folder / "result" / f"{name}.xlsx", result_sheets(header(Mode.STATISTICS, stack=False), lines))
-    return read_results([folder / "result"])
+    return read_results([folder / "result"], DISTRIBUTED)
 
 
 def test_collectives_of_a_real_run_agree(tmp_path: Path) -> None:
@@ -199,7 +212,7 @@ def test_the_rank_with_another_output_is_named(tmp_path: Path) -> None:
     assert first.values[2][3] == 11.0
     assert first.golden_agrees is True
     assert (second.name, second.others) == ("Distributed.broadcast.0.forward.output.0", [1, 2])
-    merged = merge(results, Selection(("Distributed",), ("Max diff",)))
+    merged = merge(results, DISTRIBUTED)
     (book,) = write_merged(tmp_path, STAMP, merged, disagreements=[first, second])
     line = list(read_rows(book))[-2]
     assert line[:4] == ["Distributed.all_reduce.0.forward.output.0", "world", "values", "0 1 3"]
@@ -257,11 +270,6 @@ def results(tmp_path: Path) -> Path:
     return tmp_path / "result"
 
 
-def the_rank(folder: Path, rank: int) -> Path:
-    (path,) = folder.glob(f"*rank{rank}*")
-    return path
-
-
 def code_of(call: Callable[[], object]) -> str:
     with pytest.raises(NumprobeError) as error:
         call()
@@ -271,29 +279,29 @@ def code_of(call: Callable[[], object]) -> str:
 
 def test_one_rank_is_nothing_to_merge(results: Path) -> None:
     the_rank(results, 1).unlink()
-    assert code_of(lambda: read_results([results])) == "E-CMP-035"
-    assert code_of(lambda: read_results([results.parent])) == "E-CMP-035"
+    assert code_of(lambda: read_results([results], ALL)) == "E-CMP-035"
+    assert code_of(lambda: read_results([results.parent], ALL)) == "E-CMP-035"
 
 
 def test_a_file_that_is_no_result(results: Path) -> None:
     other = results / "result.csv"
     other.write_text("", encoding="utf-8")
-    assert [r.rank for r in read_results([results])] == [0, 1]  # a folder may hold other files
-    assert code_of(lambda: read_results([other])) == "E-CMP-031"
-    assert code_of(lambda: read_results([results / "compare_result_rank1_20260101000000.txt"])) == "E-CMP-031"
+    assert [r.rank for r in read_results([results], ALL)] == [0, 1]  # a folder may hold other files
+    assert code_of(lambda: read_results([other], ALL)) == "E-CMP-031"
+    assert code_of(lambda: read_results([results / "compare_result_rank1_20260101000000.txt"], ALL)) == "E-CMP-031"
 
 
 def test_two_results_of_one_rank(results: Path) -> None:
     shutil.copy(the_rank(results, 1), results / f"compare_result_rank1_{STAMP}.csv")
-    assert code_of(lambda: read_results([results])) == "E-CMP-034"
+    assert code_of(lambda: read_results([results], ALL)) == "E-CMP-034"
     (results / f"compare_result_rank1_{STAMP}.csv").rename(results / f"compare_result_rank1_{STAMP}_part_2.csv")
-    assert code_of(lambda: read_results([results])) == "E-CMP-034"
+    assert code_of(lambda: read_results([results], ALL)) == "E-CMP-034"
 
 
 def test_results_of_two_modes(results: Path) -> None:
     (md5,) = (INTEROP / "edge" / "md5" / "result").glob("*.csv")
     shutil.copy(md5, results / f"compare_result_rank2_{STAMP}.csv")
-    assert code_of(lambda: read_results([results])) == "E-CMP-034"
+    assert code_of(lambda: read_results([results], ALL)) == "E-CMP-034"
 
 
 @pytest.mark.parametrize(
@@ -307,33 +315,32 @@ def test_results_of_two_modes(results: Path) -> None:
 )
 def test_a_damaged_result(content: bytes, code: str, results: Path) -> None:
     the_rank(results, 1).write_bytes(content)
-    assert code_of(lambda: read_results([results])) == code
+    assert code_of(lambda: read_results([results], ALL)) == code
 
 
 def test_a_damaged_or_missing_workbook(results: Path) -> None:
     book = results / f"compare_result_rank2_{STAMP}.xlsx"
-    assert code_of(lambda: read_results([results, book])) == "E-CMP-032"
+    assert code_of(lambda: read_results([results, book], ALL)) == "E-CMP-032"
     book.write_bytes(b"PK\x03\x04")
-    assert code_of(lambda: read_results([results])) == "E-CMP-032"
+    assert code_of(lambda: read_results([results], ALL)) == "E-CMP-032"
 
 
 def test_a_split_result_is_read_as_one(results: Path) -> None:
     whole = the_rank(results, 1)
-    before = read_results([results])[1]
+    before = read_results([results], ALL)[1]
     lines = list(csv.reader(whole.open(encoding="utf-8", newline="")))
     for part, chosen in ((1, lines[:50]), (2, [lines[0], *lines[50:]])):
         with whole.with_name(f"{whole.stem}_part_{part}.csv").open("w", encoding="utf-8", newline="") as file:
             csv.writer(file).writerows(chosen)
     whole.unlink()
-    after = read_results([results])[1]
-    assert after.columns == before.columns
+    after = read_results([results], ALL)[1]
+    assert (after.keys, after.cells, after.communication) == (before.keys, before.cells, before.communication)
     assert len(after.files) == 2
 
 
 def test_an_index_or_an_api_that_is_not_there(results: Path) -> None:
-    found = read_results([results])
-    assert code_of(lambda: merge(found, Selection((), ("Cosine",)))) == "E-CMP-036"
-    assert code_of(lambda: merge(found, Selection(("Functional.nothing",)))) == "E-CMP-036"
+    assert code_of(lambda: merged_of(results, Selection((), ("Cosine",)))) == "E-CMP-036"
+    assert code_of(lambda: merged_of(results, Selection(("Functional.nothing",)))) == "E-CMP-036"
 
 
 @pytest.mark.parametrize(

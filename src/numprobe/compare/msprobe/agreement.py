@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from numprobe.compare.msprobe.columns import BASIC, CHECKSUMS, STATISTICS, Mode
+from numprobe.compare.msprobe.items import PROCESS_GROUP
 from numprobe.compare.msprobe.results import RankResult
 from numprobe.compare.msprobe.workbook import Cell
 
@@ -17,7 +17,6 @@ SAME_EVERYWHERE = frozenset(("all_reduce", "all_gather", "all_gather_into_tensor
 HEAD = ("NPU Name", "group", "what", "ranks that agree", "their value", "other ranks", "their values", "golden agrees")
 
 _NAME = re.compile(r"((?:Distributed|MintDistributed)\.([a-z_]+)\.[0-9]+\.forward)\.(input|output)(?:\.(.+))?")
-_GROUP = "torch.ProcessGroup"
 
 _Signature = tuple[Cell, ...]
 
@@ -124,13 +123,9 @@ class _Call:
 
 def _calls(result: RankResult, ranks: tuple[int, ...]) -> Iterator[_Call]:
     """The collectives of one rank in its order."""
-    md5 = result.mode is Mode.MD5
-    target = [result.columns[c] for c in (CHECKSUMS[:1] if md5 else STATISTICS[:4])]
-    golden = [result.columns[c] for c in (CHECKSUMS[1:] if md5 else STATISTICS[4:])]
-    partners, dtypes = result.columns[BASIC[1]], result.columns["NPU Dtype"]
     call: _Call | None = None
-    for row, name in enumerate(result.names):
-        match = _NAME.fullmatch(name)
+    for row in result.communication:
+        match = _NAME.fullmatch(row.name)
         if match is None or match[2] not in SAME_EVERYWHERE:
             continue
         if call is None or call.record != match[1]:
@@ -138,12 +133,9 @@ def _calls(result: RankResult, ranks: tuple[int, ...]) -> Iterator[_Call]:
                 yield call
             call = _Call(match[1], match[2], ranks)
         if match[3] == "output":
-            partner = partners[row] not in (None, "N/A")
-            call.outputs.append(
-                (name, match[4] or "", tuple(c[row] for c in target), tuple(c[row] for c in golden) if partner else ())
-            )
-        elif dtypes[row] == _GROUP:
-            call.members = _members(str(target[0][row])) or ranks
+            call.outputs.append((row.name, match[4] or "", row.target, row.golden))
+        elif row.dtype == PROCESS_GROUP:
+            call.members = _members(str(row.target[0])) or ranks
     if call is not None:
         yield call
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from numprobe.compare.msprobe.agreement import HEAD, Disagreement
-from numprobe.compare.msprobe.columns import BASIC, CONSISTENT, FIGURES, VERDICT, Mode
+from numprobe.compare.msprobe.columns import BASIC, Mode
 from numprobe.compare.msprobe.files import Line, write_csv, write_xlsx
-from numprobe.compare.msprobe.results import RankResult
+from numprobe.compare.msprobe.results import MAXIMA, RankResult, default_indices
 from numprobe.compare.msprobe.selection import Selection
 from numprobe.compare.msprobe.workbook import Cell
 from numprobe.metrics.reference import NAN, NOT_APPLICABLE, UNSUPPORTED
@@ -37,26 +37,12 @@ class Merged:
 
 
 def merge(results: Sequence[RankResult], selection: Selection) -> Merged:
-    """Put the results of the ranks beside each other. Rows pair by name, repeated names in order.
+    """Put the results of the ranks, read with the same selection, beside each other. Rows pair by name, repeated names in order.
 
     Raises:
-        NumprobeError: E-CMP-036 an index that the results do not have, or no row that was asked for.
+        NumprobeError: E-CMP-036 no row that was asked for.
     """
-    indices = selection.indices or default_indices(results[0].mode)
-    for index in indices:
-        if any(index not in result.columns for result in results):
-            raise NumprobeError(
-                "E-CMP-036",
-                "the results have no column {index}",
-                where=str(next(r.files[0] for r in results if index not in r.columns)),
-                found="{columns}",
-                do="choose among their columns",
-                index=index,
-                columns=", ".join(results[0].columns),
-            )
-    keyed = [_keys(result.names) for result in results]
-    starts = tuple(f"{api.rstrip('.')}." for api in selection.apis)
-    order = [key for key in interleave([list(keys) for keys in keyed]) if not starts or f"{key[0]}.".startswith(starts)]
+    order = [key for key in interleave([result.keys for result in results]) if selection.selects(key[0])]
     if not order:
         raise NumprobeError(
             "E-CMP-036",
@@ -66,26 +52,12 @@ def merge(results: Sequence[RankResult], selection: Selection) -> Merged:
             do="write names as they stand in the column NPU Name, or their first parts",
             apis=", ".join(selection.apis)[:300],
         )
+    places = [{result.keys[row]: i for i, row in enumerate(result.kept)} for result in results]
     tables: dict[str, list[list[Cell]]] = {}
-    for index in indices:
-        columns = [_shown(result, index) for result in results]
-        by_rank = list(zip(keyed, columns, strict=True))
-        tables[index] = [[column[keys[key]] if key in keys else None for keys, column in by_rank] for key in order]
+    for index in selection.indices or default_indices(results[0].mode):
+        by_rank = list(zip(places, (_shown(result, index) for result in results), strict=True))
+        tables[index] = [[column[of[key]] if key in of else None for of, column in by_rank] for key in order]
     return Merged(tuple(result.rank for result in results), tuple(name for name, _ in order), tables)
-
-
-def default_indices(mode: Mode) -> tuple[str, ...]:
-    return (*(FIGURES[mode] or VERDICT[:1]), CONSISTENT)
-
-
-def _keys(names: Sequence[str]) -> dict[tuple[str, int], int]:
-    """(name, how often it came before) -> row."""
-    seen: dict[str, int] = defaultdict(int)
-    found: dict[tuple[str, int], int] = {}
-    for row, name in enumerate(names):
-        found[name, seen[name]] = row
-        seen[name] += 1
-    return found
 
 
 def interleave(orders: Sequence[Sequence[tuple[str, int]]]) -> list[tuple[str, int]]:
@@ -113,11 +85,11 @@ def interleave(orders: Sequence[Sequence[tuple[str, int]]]) -> list[tuple[str, i
 
 def _shown(result: RankResult, index: str) -> list[Cell]:
     """A column with msProbe's reading aid: where there is no figure, the two maxima."""
-    column = result.columns[index]
+    column = result.cells[index]
     if result.mode is Mode.MD5:
         return list(column)
-    pairs = zip(column, result.columns["NPU max"], result.columns["Bench max"], strict=True)
-    return [f"NPU:{t}  Bench:{g}" if cell in _REPLACED else cell for cell, t, g in pairs]
+    maxima = (result.cells[name] for name in MAXIMA)
+    return [f"NPU:{t}  Bench:{g}" if cell in _REPLACED else cell for cell, t, g in zip(column, *maxima, strict=True)]
 
 
 def by_group(merged: Merged, groups: Mapping[str, Sequence[int]]) -> tuple[list[str], list[Line]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,14 @@ class Selection:
     apis: tuple[str, ...] = ()
     indices: tuple[str, ...] = ()
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def selects(self, name: str) -> bool:
+        """Whether a row of this name is wanted."""
+        return not self.apis or f"{name}.".startswith(self._starts)
+
+    @cached_property
+    def _starts(self) -> tuple[str, ...]:
+        return tuple(f"{api.rstrip('.')}." for api in self.apis)
 
 
 def read_selection(path: Path) -> Selection:
