@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -25,8 +25,15 @@ class Api(NamedTuple):
 class Mask(NamedTuple):
     """Arguments and outputs of an API that are recorded as null, by position or keyword: buffers not yet or no more valid."""
 
-    inputs: frozenset[int | str]
-    outputs: frozenset[int | str]
+    inputs: Container[int | str]
+    outputs: Container[int | str]
+
+
+class Everything:
+    """Holds every position and keyword."""
+
+    def __contains__(self, _: object) -> bool:
+        return True
 
 
 def wrapped_apis() -> list[Api]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -32,11 +32,12 @@ class FunctionHooks:
         *,
         keeps: Callable[[str], bool],
         wanted: Wanted,
+        masks: Mapping[str, Mask],
     ) -> None:
         self._recorder, self._scope = recorder, scope
         self._keeps = keeps
         self._forward, self._wanted = wanted.forward, wanted
-        self._masks = ignored_arguments()
+        self._masks = {**ignored_arguments(), **masks}
         self._originals: list[tuple[Any, str, Any, Any]] = []  # owner, attribute, what recorded, what was there before
         self._wrapped: set[tuple[int, str]] = set()
 
@@ -46,9 +47,9 @@ class FunctionHooks:
         """Replace these functions, but for those that are replaced already."""
         for api in apis:
             owner = resolve(api.owner)
-            if (id(owner), api.attribute) not in self._wrapped:
+            if not self.has(owner, api.attribute):
                 self.wrap(owner, api.attribute, api.prefix, after)
-        if (id(torch.jit), "script") not in self._wrapped:
+        if not self.has(torch.jit, "script"):
             self._wrap_scripting()
 
     def wrap(self, owner: Any, attribute: str, prefix: str, after: AfterCall | None = None) -> None:
@@ -65,6 +66,20 @@ class FunctionHooks:
             call.__module__, call.__qualname__ = owner.__module__, f"{owner.__qualname__}.{attribute}"
         elif isinstance(owner, ModuleType):
             call.__module__, call.__qualname__ = owner.__name__, attribute
+        self._put(owner, attribute, call, own)
+
+    def replace(self, owner: Any, attribute: str, call: Any) -> None:
+        """Put a function that records by :meth:`recorded` into a place of its own."""
+        self._put(owner, attribute, call, vars(owner).get(attribute, INHERITED))
+
+    def has(self, owner: Any, attribute: str) -> bool:
+        return (id(owner), attribute) in self._wrapped
+
+    def by_original(self) -> dict[int, Any]:
+        """What records, by the address of what it stands for."""
+        return {id(own): call for _, _, call, own in self._originals if own is not INHERITED}
+
+    def _put(self, owner: Any, attribute: str, call: Any, own: Any) -> None:
         setattr(owner, attribute, call)
         self._originals.append((owner, attribute, call, own))
         self._wrapped.add((id(owner), attribute))
@@ -78,9 +93,7 @@ class FunctionHooks:
             with self._lifted():
                 return original(*args, **kwargs)
 
-        torch.jit.script = script
-        self._originals.append((torch.jit, "script", script, original))
-        self._wrapped.add((id(torch.jit), "script"))
+        self._put(torch.jit, "script", script, original)
 
     @contextmanager
     def _lifted(self) -> Iterator[None]:
@@ -118,7 +131,7 @@ class FunctionHooks:
 
     def _recording(self, original: Any, prefix: str, api: str, after: AfterCall | None) -> Any:
         scope = self._scope
-        recorded = self._recorded
+        recorded = self.recorded
         after_call = after or _plain_output
 
         @functools.wraps(original, assigned=("__name__", "__doc__", "__qualname__", "__module__"), updated=())
@@ -129,9 +142,14 @@ class FunctionHooks:
 
         return call
 
-    def _recorded(
+    def listens(self) -> bool:
+        """Is this thread's next call to be recorded?"""
+        return self._scope.on and not self._scope.thread.busy
+
+    def recorded(
         self, original: Any, prefix: str, api: str, after: AfterCall, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
+        """Call ``original`` and record it; ``after`` gives what the record has as output. Asked for when it listens."""
         thread = self._scope.thread
         thread.busy = True  # what the collector and the API itself call is not recorded
         try:
@@ -233,7 +251,7 @@ def as_list(output: Any) -> list[Any]:
 
 
 def _without(
-    args: tuple[Any, ...], kwargs: dict[str, Any], hidden: frozenset[int | str]
+    args: tuple[Any, ...], kwargs: dict[str, Any], hidden: Container[int | str]
 ) -> tuple[list[Any], dict[str, Any]]:
     return (
         [None if i in hidden else value for i, value in enumerate(args)],

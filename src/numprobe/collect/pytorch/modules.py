@@ -11,6 +11,7 @@ from torch import nn
 
 from numprobe.collect.pytorch.backward import BackwardRecord, Given, Wanted
 from numprobe.collect.pytorch.functions import as_list
+from numprobe.collect.pytorch.plain import expand_as
 from numprobe.collect.pytorch.recorder import Entry, Recorder
 from numprobe.collect.pytorch.scope import Scope
 
@@ -183,7 +184,10 @@ class ModuleHooks:
         for name, parameter in parameters:
             if parameter.requires_grad:
                 hook = self._on_accumulated(base, name, current)
-                handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
+                if hasattr(parameter, "main_grad"):  # Megatron adds to it in a hook of the node, which began earlier
+                    handles.append(_after_node(parameter, hook))
+                else:
+                    handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
         return handles
 
     def _on_accumulated(self, base: str, name: str, current: list[Entry | None]) -> Callable[[torch.Tensor], None]:
@@ -207,3 +211,14 @@ class ModuleHooks:
                     entry.body[name] = [recorder.one(entry, name, gradient)]
 
         return accumulated
+
+
+def _after_node(parameter: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> Any:
+    """Call ``hook(parameter)`` when all earlier hooks of the node that accumulates its gradient have run."""
+    with torch.enable_grad():
+        node: Any = expand_as(parameter, parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+
+    def ran(*_: Any, keep: Any = node) -> None:  # nothing else holds the node between two passes
+        hook(parameter)
+
+    return node.register_hook(ran)

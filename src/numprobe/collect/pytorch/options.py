@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Container
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from numprobe.collect.pytorch import checks
-from numprobe.collect.pytorch.apis import known_names
+from numprobe.collect.pytorch.apis import Everything, Mask, known_names
 from numprobe.collect.pytorch.checks import Given
+from numprobe.collect.pytorch.config_file import read_config
 from numprobe.record.errors import NumprobeError
 from numprobe.record.names import FORWARD, parse_name
 
@@ -163,6 +164,52 @@ def _load(given: Given) -> LoadSettings:
     )
 
 
+def _object(given: Given, example: str) -> dict[str, Given]:
+    """The members of an object, or of the file whose path stands there: JSON or YAML, beside the configuration or as it is."""
+    value, where = given.value, given.where
+    if isinstance(value, (str, Path)):
+        beside = Path(given.where).parent / value
+        file = beside if given.where and beside.exists() else Path(value)
+        value, where = read_config(file), str(file)
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise given.wrong(example)
+    holder = replace(given, where=where)
+    return {key: holder.at(f".{key}", member) for key, member in value.items()}
+
+
+def _wrap_apis(given: Given) -> dict[str, tuple[str, ...]]:
+    """``{"module.path": ["function", "Class.method"]}``; msProbe's custom_wrap_ops.yaml has this form."""
+    example = '{"my_package.ops": ["fused_norm"]}'
+    found = {path: checks.texts(names) for path, names in _object(given, example).items()}
+    if not all(
+        part.isidentifier() for path, names in found.items() for name in (path, *names) for part in name.split(".")
+    ):
+        raise given.wrong(example)
+    return found
+
+
+def _ignore_arguments(given: Given) -> dict[str, Mask]:
+    """``{"Prefix": {"api": {"input": [0, "name"] | "all", "output": [0] | "all"}}}``, as in builtin_ignore_ops.yaml."""
+    example = '{"Distributed": {"recv": {"input": [0], "output": "all"}}}'
+    masks: dict[str, Mask] = {}
+    for prefix, apis in _object(given, example).items():
+        for api, mask in _object(apis, example).items():
+            sides = _object(mask, example)
+            if not sides.keys() <= {"input", "output"}:
+                raise mask.wrong(example)
+            places = {side: _places(part, example) for side, part in sides.items()}
+            masks[f"{prefix}.{api}"] = Mask(places.get("input", frozenset()), places.get("output", frozenset()))
+    return masks
+
+
+def _places(given: Given, example: str) -> Container[int | str]:
+    if given.value == "all":
+        return Everything()
+    if not isinstance(given.value, list) or not all(type(one) in (int, str) for one in given.value):
+        raise given.wrong(example)
+    return frozenset(given.value)
+
+
 COMMON: dict[str, Callable[[Given], Any]] = {
     "task": parse_task,
     "level": _level,
@@ -174,6 +221,8 @@ COMMON: dict[str, Callable[[Given], Any]] = {
     "risk_level": checks.choice(*get_args(RiskLevel)),
     "extra_info": checks.flag,
     "custom_op_namespaces": checks.texts,
+    "wrap_apis": _wrap_apis,
+    "ignore_arguments": _ignore_arguments,
     "dump_enable": checks.flag,
     "load": _load,
     "format": checks.choice(*get_args(FileFormat)),

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from numprobe.collect.pytorch import megatron
 from numprobe.collect.pytorch.patches import put_back
 from numprobe.collect.pytorch.scope import Scope
 
@@ -22,7 +23,7 @@ class Phases:
     def __init__(self, scope: Scope, begun: Callable[[str], None]) -> None:
         self._scope, self._begun = scope, begun
         self._handles: list[Any] = []
-        self._clipping: list[tuple[str, Any, Any]] = []  # name, what marks the phase, what was there before
+        self._clipping: list[tuple[Any, str, Any, Any]] = []  # owner, name, what marks the phase, what was there before
 
     def install(self) -> None:
         if self._handles:
@@ -35,12 +36,12 @@ class Phases:
             self._scope.thread.phase = ""
 
         self._handles = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
-        for name in _CLIPPING:
-            original = getattr(torch.nn.utils, name, None)
-            if original is not None:
-                clip = self._in_phase(original)
-                self._clipping.append((name, clip, original))
-                setattr(torch.nn.utils, name, clip)
+        places = [(torch.nn.utils, name) for name in _CLIPPING if hasattr(torch.nn.utils, name)]
+        for owner, name in [*places, *megatron.clipping()]:
+            original = getattr(owner, name)
+            clip = self._in_phase(original)
+            self._clipping.append((owner, name, clip, original))
+            setattr(owner, name, clip)
 
     def _enter(self, phase: str) -> None:
         if self._scope.on and not self._scope.thread.busy:
@@ -62,6 +63,6 @@ class Phases:
     def restore(self) -> None:
         for handle in self._handles:
             handle.remove()
-        for name, clip, original in self._clipping:
-            put_back(torch.nn.utils, name, clip, original)
+        for place in self._clipping:
+            put_back(*place)
         self._handles, self._clipping = [], []

@@ -30,6 +30,7 @@ numel: Callable[[Tensor], int] = BASE.numel
 is_contiguous: Callable[[Tensor], bool] = BASE.is_contiguous
 to: Callable[..., Tensor] = BASE.to
 view: Callable[..., Tensor] = BASE.view
+expand_as: Callable[[Tensor, Tensor], Tensor] = BASE.expand_as
 permute: Callable[..., Tensor] = BASE.permute
 stride: Callable[[Tensor], tuple[int, ...]] = BASE.stride
 

@@ -142,7 +142,10 @@ class Recorder:
         self.crashed = False
         self._repeatable = repeatable
         self._key = ANY_KEY if repeatable else ""
-        self._parents: dict[str, str | None] = {}
+        self._parents: dict[str, object] = {}  # the parent's name, or a list of that and the number of the micro-batch
+        self.micro_step: Callable[[str], int | None] | None = (
+            None  # numbers the micro-batch of a record, if there are any
+        )
         self._stack_of: dict[int, list[str]] = {}
         self._groups = 0
         self._unexplained = 0  # entries written without their stacks
@@ -205,7 +208,8 @@ class Recorder:
 
     def parent(self, name: str, parent: str | None) -> None:
         if self._tree:  # at level L1 there is none
-            self._parents[name] = parent
+            step = None if self.micro_step is None else self.micro_step(name)
+            self._parents[name] = parent if step is None else [parent, step]
 
     def called_from(self, name: str, skip: int) -> None:
         if self.stacks is not None:
@@ -417,6 +421,15 @@ class Recorder:
         self._unexplained = 0
         self._parents.clear()
         self._stack_of.clear()
+
+    def note(self, key: str, value: object) -> None:
+        """Add a member to construct.json that is no record; at the end of a step, since it comes last."""
+        with self.lock:
+            if self.files is not None and self.stacks is not None:
+                try:
+                    self.tally.bytes += self.files.construct.append([member(key, value)])
+                except OSError as error:
+                    self.tally.problems[f"{error.strerror or error}: {self.files.folder}"] += 1
 
     def begin_step(self, files: StepFiles) -> None:
         self.files = files

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -14,14 +13,13 @@ import torch
 from torch import nn
 
 from numprobe._version import __version__
-from numprobe.collect.pytorch import apis
 from numprobe.collect.pytorch.backward import Wanted
-from numprobe.collect.pytorch.communication import Waits, current_rank
+from numprobe.collect.pytorch.communication import current_rank
 from numprobe.collect.pytorch.crash import CrashWriter
 from numprobe.collect.pytorch.differences import Differences
 from numprobe.collect.pytorch.filters import NameFilter
-from numprobe.collect.pytorch.functions import FunctionHooks
 from numprobe.collect.pytorch.loading import InputLoader
+from numprobe.collect.pytorch.megatron import MICRO_STEP_KEY, MicroSteps
 from numprobe.collect.pytorch.modules import ModuleHooks
 from numprobe.collect.pytorch.phases import Phases
 from numprobe.collect.pytorch.points import Points
@@ -30,6 +28,7 @@ from numprobe.collect.pytorch.scope import Scope
 from numprobe.collect.pytorch.settings import Settings, SliceRule, slices_of
 from numprobe.collect.pytorch.statistics import Statistics
 from numprobe.collect.pytorch.tensor_files import TensorWriter
+from numprobe.collect.pytorch.wrappers import Wrappers
 from numprobe.record.errors import NumprobeError
 
 log = logging.getLogger("numprobe")
@@ -71,22 +70,21 @@ class Session:
         self._wants_apis = settings.level in ("L1", "mix")
         self._wants_modules = settings.level in ("L0", "mix")
         self._wanted = self._what_is_wanted()
-        self._functions = FunctionHooks(self.recorder, self.scope, keeps=self._filter.api, wanted=self._wanted)
+        self._wrappers = Wrappers(settings, self.recorder, self.scope, keeps=self._filter.api, wanted=self._wanted)
         self._modules = self._module_hooks(self.scope)
         self._phases = Phases(self.scope, lambda name: self.recorder.parent(name, None))
-        self._waits = Waits(self.scope.quiet)
+        self._micro_steps = MicroSteps()
         self._points = Points(self.recorder)
         self._rank: int | None = None
         self._prepared: set[Path] = set()
         self._ended = self._found_all = False
         self._told_rank = self._told_folder = False
-        self._loaded = (0, 0)  # modules and operator libraries when functions were last looked for
         self._tokens: _Tokens | None = None
         self._single: ModuleHooks | None = None
         self._loader = InputLoader(settings.load, lambda: (self.step_number, self._rank)) if settings.load else None
         self._crash = CrashWriter(self.recorder) if settings.task == "exception_dump" else None
         if self._wants_apis:
-            self._install_apis()
+            self._wrappers.install()
 
     # --- what a program calls ------------------------------------------------------------------------------------
 
@@ -141,10 +139,9 @@ class Session:
             return
         if self._wants_modules and model is not None:
             self._modules.hook(model)
-        if self._wants_apis and (loaded := (len(sys.modules), len(torch.ops.loaded_libraries))) != self._loaded:
-            self._loaded = loaded  # looking for functions takes as long as a small step
-            self._install_apis()
-            self._install_operators()
+            self._number_micro_steps()
+        if self._wants_apis:
+            self._wrappers.install()
         if settings.level == "mix":
             self._phases.install()
         if token_range is not None:
@@ -158,7 +155,7 @@ class Session:
         if self._tokens is not None:
             self._tokens.remove()
             self._tokens = None
-        self._waits.settle()
+        self._wrappers.settle()
         self.recorder.write(everything=True)
         if self._differences is not None and self._differences.found == self.settings.diff_nums:
             log.info("numprobe: %d differences are found, nothing more will be recorded", self._differences.found)
@@ -167,9 +164,7 @@ class Session:
     def step(self) -> None:
         """The step is over: its files are complete, the next one counts calls from 0."""
         self.stop()
-        if self.recorder.files is not None:
-            self._report()
-        self.recorder.end_step()
+        self._end_step()
         self._modules.forget_calls()
         self._filter.end_step()
         if self._loader is not None:
@@ -183,11 +178,10 @@ class Session:
         """Take every hook, wrapper and patch away, for good. A step that is not over is written as it is."""
         if self.recorder.files is not None:
             self.stop()
-            self._report()
-            self.recorder.end_step()
+            self._end_step()
         self.rest()
         if not self._ended:
-            for hint in self._filter.unmatched():
+            for hint in (*self._filter.unmatched(), *self._wrappers.missing()):
                 log.warning("numprobe: %s", hint)
         if self._loader is not None:
             self._loader.restore()
@@ -198,11 +192,10 @@ class Session:
     def rest(self) -> None:
         """Take every hook, wrapper and patch away until the next start."""
         self.scope.on = False
-        self._loaded = (0, 0)
         self._modules.restore()
         self._phases.restore()
-        self._waits.restore()
-        self._functions.restore()
+        self._micro_steps.restore()
+        self._wrappers.restore()
 
     def begin_module(self, module: nn.Module, name: str) -> None:
         """Record one module as ``Module.{name}.{Class}`` and nothing else, until :meth:`end_module`."""
@@ -269,26 +262,10 @@ class Session:
         )
 
     def wrap(self, module: Any, api: str, prefix: str) -> None:
-        self._functions.wrap(module, api, prefix)
+        self._wrappers.functions.wrap(module, api, prefix)
 
     def unwrap(self, module: Any, api: str) -> bool:
-        return self._functions.unwrap(module, api)
-
-    def _install_apis(self) -> None:
-        listed = apis.wrapped_apis()
-        communication = [a for a in listed if a.prefix == "Distributed"]
-        self._functions.install([a for a in listed if a.prefix != "Distributed"])
-        if communication:
-            self._functions.install(communication, self._waits.after_call)
-            self._waits.install()
-
-    def _install_operators(self) -> None:
-        """Wrap the operators of the chosen namespaces of ``torch.ops`` that are loaded by now."""
-        for space in self.settings.custom_op_namespaces:
-            names = {
-                s.name.partition("::")[2] for s in torch._C._jit_get_all_schemas() if s.name.startswith(f"{space}::")
-            }
-            self._functions.install([apis.Api(space, f"torch.ops.{space}", name) for name in sorted(names)])
+        return self._wrappers.functions.unwrap(module, api)
 
     def _end(self) -> None:
         log.info("numprobe: all chosen steps are recorded, nothing more will be")
@@ -373,6 +350,20 @@ class Session:
         """The part of a tensor that is recorded (CFG-3)."""
         index = slices_of(self._rules, tuple(tensor.shape))
         return tensor if index is None else tensor.detach()[index].requires_grad_(tensor.requires_grad)
+
+    def _number_micro_steps(self) -> None:
+        self._micro_steps.install()
+        if self._micro_steps.active:
+            self.recorder.micro_step = self._micro_steps.of
+
+    def _end_step(self) -> None:
+        """The step is written; finish its files and say what is in them."""
+        if self.recorder.files is not None:
+            if self._micro_steps.last is not None:
+                self.recorder.note(MICRO_STEP_KEY, self._micro_steps.last)
+            self._report()
+        self._micro_steps.restart()
+        self.recorder.end_step()
 
     def _keeps_backward(self, name: str) -> bool:
         """A backward record whose forward record is kept: inside a listed module it stays, elsewhere its own name decides."""

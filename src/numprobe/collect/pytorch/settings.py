@@ -7,12 +7,13 @@ cannot work is an error that names file, key, value and what is allowed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args
 
 from numprobe.collect.pytorch import checks
+from numprobe.collect.pytorch.apis import Mask
 from numprobe.collect.pytorch.checks import Given
 from numprobe.collect.pytorch.config_file import read_config
 from numprobe.collect.pytorch.options import (
@@ -59,6 +60,8 @@ class Settings:
         risk_level: which APIs are worth a record at L1 and mix (CFG-6); not in force with ``scope`` or ``list``.
         extra_info: write stack.json and construct.json.
         custom_op_namespaces: namespaces of ``torch.ops`` whose operators are recorded.
+        wrap_apis: further functions to record, by the path of their module, which is their prefix: ``{"pkg.ops": ("fused",)}``.
+        ignore_arguments: arguments and outputs that hold nothing and are recorded as null, by ``{prefix}.{api}``.
         dump_enable: the switch for a running job; None where the configuration is not read again.
         load: module inputs to take from an older dump, or None.
         bench_path: dump with checksums to compare with; tensors are saved of calls alone that were given the same and gave
@@ -91,6 +94,8 @@ class Settings:
     risk_level: RiskLevel = "FOCUS"
     extra_info: bool = True
     custom_op_namespaces: tuple[str, ...] = ("_C_ascend",)
+    wrap_apis: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    ignore_arguments: Mapping[str, Mask] = field(default_factory=dict)
     dump_enable: bool | None = None
     load: LoadSettings | None = None
     bench_path: Path | None = None
