@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from numprobe.compare.messages import CATALOGUE
 from numprobe.compare.page.html import render_html
 from numprobe.compare.page.markdown import render_markdown
+from numprobe.compare.page.rows import page_rows
 from numprobe.compare.page.screen import render_json_line, render_terminal
 from numprobe.compare.run import STAGES, CompareOptions, Comparison, compare
 from numprobe.compare.table import write_parquet
@@ -91,7 +92,7 @@ def _write(run: RunFolder, comparison: Comparison, output: Output, lang: str) ->
     _write_tables(run, comparison.parts, output)
     run.write_json("result.json", result)
     run.write_text("report.md", render_markdown(result, lang))
-    run.write_text("report.html", render_html(result, lang, artifacts=run.artifacts))
+    run.write_text("report.html", render_html(result, lang, artifacts=run.artifacts, rows=page_rows(run.path / TABLE)))
 
 
 def _write_tables(run: RunFolder, parts: Sequence[Path], output: Output) -> None:

@@ -56,8 +56,8 @@ for (const box of all('.cmd')) {
   box.append(button);
 }
 
-// A table whose rows can be sorted and filtered, and are paged from 200 on.
-function liveTable(table, rows) {
+// A table whose rows can be sorted and filtered, and are paged from 200 on. `keep` is a further filter, the answer draws anew.
+function liveTable(table, rows, keep = () => true) {
   const body = table.tBodies[0], page = rows.length > 200 ? 50 : rows.length;
   let shown = rows, start = 0;
   const count = element('span', { 'aria-live': 'polite' }), where = element('span');
@@ -73,7 +73,7 @@ function liveTable(table, rows) {
   };
   filter.oninput = () => {
     const wanted = filter.value.trim().toLowerCase();
-    shown = rows.filter(row => row.textContent.toLowerCase().includes(wanted));
+    shown = rows.filter(row => keep(row) && row.textContent.toLowerCase().includes(wanted));
     start = 0;
     draw();
   };
@@ -100,5 +100,6 @@ function liveTable(table, rows) {
     });
   }
   draw();
+  return filter.oninput;
 }
 for (const table of all('table[data-live]')) liveTable(table, [...table.tBodies[0].rows]);

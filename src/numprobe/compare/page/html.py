@@ -1,0 +1,208 @@
+"""The report page of a comparison."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from markupsafe import Markup, escape
+
+from numprobe.compare.expected import ERROR, WARNING
+from numprobe.compare.messages import CATALOGUE, say
+from numprobe.compare.page import view
+from numprobe.compare.page.heat import HeatMap, heat_maps
+from numprobe.compare.page.rows import Row
+from numprobe.compare.result import Cell, CompareResult, Finding, RankPair
+from numprobe.report import numbers
+from numprobe.report.html import render_page, script_data
+from numprobe.report.names import telling_part
+from numprobe.report.terminal import printable
+
+MOST_FINDINGS = 40  # with their figures; the rest is in result.json
+MOST_RANKS = 512
+MOST_NAMES = 12  # of records without partner, in a finding
+WITHOUT_SCRIPT = 50  # rows of the table that stand in the page itself
+BADGES = {"pass": "pass", "fail": "error", "inconclusive": "undecided"}
+SYMBOLS = {"pass": "✓", "fail": "✗", "inconclusive": "?"}
+ROW_BADGES = {
+    "pass": ("pass", "✓"),
+    "warning": ("warning", "!"),
+    "error": ("error", "✗"),
+    "incomparable": ("undecided", "?"),
+    "unmatched": ("missing", "×"),
+    "unmatched_target": ("missing", "×"),
+    "unmatched_golden": ("missing", "×"),
+}
+LETTERS = {"pass": "p", "warning": "w", "error": "e", "incomparable": "i", "unmatched": "u"}
+HANDED_ON = "propagated"
+SCRIPT_WORDS = (
+    *("page.copy", "page.copied", "page.filter", "page.shown", "page.previous", "page.next", "page.pages"),
+    *("page.cell", "page.cell.outside", "page.cell.ratio", "page.cell.none", "page.cell.finding", "page.golden_op"),
+)
+
+
+def render_html(result: CompareResult, lang: str, *, artifacts: Sequence[str] = (), rows: Sequence[Row] = ()) -> str:
+    """The page, in both languages, showing ``lang`` first. Equal arguments give equal bytes.
+
+    ``artifacts`` are the names of the files next to the page, ``rows`` those of the table that do not pass, or the first of them.
+    """
+    first = result.findings[0] if result.findings else None
+    maps = heat_maps(result)
+    context = {
+        "r": result,
+        "v": view,
+        "first": first,
+        "others": result.findings[1:MOST_FINDINGS],
+        "more_findings": max(len(result.findings) - MOST_FINDINGS, 0),
+        "most_names": MOST_NAMES,
+        "title": _title(result, first),
+        "badge_kind": BADGES[result.verdict],
+        "symbol": SYMBOLS[result.verdict],
+        "row_badges": ROW_BADGES,
+        "limits": {"warning": f"{WARNING:g}", "error": f"{ERROR:g}"},
+        "ratio": ratio,
+        "of": lambda function, *values: lambda language: function(*values, language),
+        "wrapped": _wrapped,
+        "infinite": math.inf,
+        "notes": _notes(result),
+        "compared": sum(pair.compared for pair in result.ranks),
+        "partial": [pair.target or pair.golden for pair in result.ranks if pair.status == "partial"],
+        "maps": [(heat, _cells(heat), _legend(heat)) for heat in maps],
+        "shown_map": _shown_map(maps, first),
+        "rows": rows[:WITHOUT_SCRIPT],
+        "n_rows": len(rows),
+        "all_rows": sum(n for verdict, n in result.counts.items() if verdict != "pass"),
+        "several_steps": len({pair.step for pair in result.ranks}) > 1,
+        "by_step": len({row.step for row in rows}) > 1,
+        "by_rank": len({row.rank for row in rows}) > 1,
+        "rank_rows": _rank_rows(result.ranks),
+        "table": next((name for name in artifacts if name.endswith(".parquet")), ""),
+        "artifacts": artifacts,
+        "script_json": script_data({"words": _words(result, rows), "maps": _map_values(maps), "rows": _columns(rows)}),
+    }
+    return render_page(Path(__file__).parent, "page.html.j2", CATALOGUE, lang, context)
+
+
+def ratio(rho: float | None) -> str:
+    """Found over expected: one decimal, two below 1."""
+    if rho is None:
+        return "—"
+    return numbers.stat(rho) if rho >= 1000 else f"{rho:.1f}" if rho >= 1 else f"{rho:.2f}"
+
+
+def _title(result: CompareResult, first: Finding | None) -> str:
+    name = (first.op or first.golden_op or "") if first and result.verdict == "fail" else ""
+    start, end = telling_part(name)
+    return f"numprobe compare: {name[start:end] or name or say('en', f'verdict.{result.verdict}')}"
+
+
+def _notes(result: CompareResult) -> list[view.Said]:
+    """What limits the comparison as a whole."""
+    levels = (note.split(":") for note in result.notes if note.startswith("levels:"))
+    return [view.Said("note.levels", {"target": target, "golden": golden}) for _, target, golden in levels]
+
+
+def _wrapped(name: str) -> Markup:
+    """A name that wraps after dots and underscores, in a narrow column."""
+    return Markup("<wbr>").join(escape(piece) for piece in re.split(r"(?<=[._])(?=[^._])", printable(name)))
+
+
+def _rank_rows(ranks: Sequence[RankPair]) -> list[RankPair]:
+    """All pairs of ranks, or those with the most errors, in their order."""
+    if len(ranks) <= MOST_RANKS:
+        return list(ranks)
+    worst = sorted(ranks, key=lambda pair: (pair.status == "ok", -pair.counts.get("error", 0)))
+    kept = set(map(id, worst[:MOST_RANKS]))
+    return [pair for pair in ranks if id(pair) in kept]
+
+
+# --- the heat map ----------------------------------------------------------------------------------------------------
+
+
+def _kind(cell: Cell) -> str:
+    letter = LETTERS[cell.verdict.partition("_")[0]]
+    return f"{letter} h" if cell.status == HANDED_ON and letter != "p" else letter
+
+
+def _cells(heat: HeatMap) -> list[Markup]:
+    """The cells of each row. One element a cell, as short as it can be: there may be thousands."""
+    return [
+        Markup("").join(_cell(cell, mark) for cell, mark in zip(row.cells, row.marks, strict=True)) for row in heat.rows
+    ]
+
+
+def _cell(cell: Cell | None, mark: int) -> Markup:
+    if cell is None:
+        return Markup("<b></b>")
+    kind = f"{_kind(cell)}{' first' if mark == 1 else ''}"
+    attribute = f'"{kind}"' if " " in kind else kind
+    return Markup(f"<b class={attribute}>{mark if 0 < mark < 10 else '•' if mark else ''}</b>")
+
+
+def _legend(heat: HeatMap) -> list[tuple[str, str, int]]:
+    """Class, key of the text and how many cells, in the order of severity; handed on apart."""
+    found = Counter(_kind(cell) for row in heat.rows for cell in row.cells if cell)
+    names = [(letter + pale, name + pale) for name, letter in LETTERS.items() for pale in ("", " h")]
+    return [(kind, name, found[kind]) for kind, name in names if found[kind] or kind == "p"]
+
+
+def _shown_map(maps: Sequence[HeatMap], first: Finding | None) -> str:
+    phases = [heat.phase for heat in maps]
+    return first.phase if first and first.phase in phases else phases[0] if phases else ""
+
+
+def _map_values(maps: Sequence[HeatMap]) -> dict[str, object]:
+    """By phase: parts, layers, and row by row the ratio of each cell as text (0: none) and the finding in it."""
+    return {
+        heat.phase: {
+            "parts": [printable(row.part) for row in heat.rows],
+            "layers": heat.layers,
+            "ratio": [
+                ratio(cell.rho) if cell and cell.rho is not None else 0 for row in heat.rows for cell in row.cells
+            ],
+            "marks": {n: mark for n, mark in enumerate(mark for row in heat.rows for mark in row.marks) if mark},
+        }
+        for heat in maps
+    }
+
+
+# --- the table of records --------------------------------------------------------------------------------------------
+
+
+def _words(result: CompareResult, rows: Sequence[Row]) -> dict[str, list[str]]:
+    keys = [
+        *SCRIPT_WORDS,
+        *(f"verdict.row.{verdict}" for verdict in LETTERS),
+        *(f"verdict.row.{verdict}" for verdict in dict.fromkeys(row.verdict for row in rows)),
+        *(f"phase.{phase}" for phase in dict.fromkeys([*(c.phase for c in result.heat), *(row.phase for row in rows)])),
+        *(f"status.{status}" for status in dict.fromkeys([HANDED_ON, *(row.status for row in rows)]) if status),
+        *(f"reason.{reason}" for reason in dict.fromkeys(row.reason for row in rows) if reason),
+    ]
+    return {key: [CATALOGUE.templates(lang)[key] for lang in ("en", "zh")] for key in dict.fromkeys(keys)}
+
+
+def _columns(rows: Sequence[Row]) -> dict[str, object]:
+    """Columns of equal length; texts that repeat are stored once and given by number, figures as they are shown."""
+    texts: dict[str, int] = {"": 0}
+
+    def number(text: str | None) -> int:
+        return texts.setdefault(printable(text or ""), len(texts))
+
+    columns: dict[str, object] = {
+        "step": [row.step for row in rows] if len({row.step for row in rows}) > 1 else None,
+        "rank": [row.rank for row in rows] if len({row.rank for row in rows}) > 1 else None,
+        "index": [row.op_index for row in rows],
+        "op": [number(row.target_op or row.golden_op) for row in rows],
+        "golden": [number(row.golden_op if row.target_op != row.golden_op and row.target_op else "") for row in rows],
+        **{
+            name: [number(getattr(row, name)) for row in rows]
+            for name in ("phase", "path", "verdict", "status", "reason")
+        },
+        "error": ["" if row.error is None else view.percent(row.error) for row in rows],
+        "expected": ["" if row.expected is None else view.percent(row.expected) for row in rows],
+        "ratio": ["" if row.rho is None else ratio(row.rho) for row in rows],
+    }
+    return {**columns, "texts": list(texts)}
