@@ -41,6 +41,7 @@ HANDED_ON = "propagated"
 SCRIPT_WORDS = (
     *("page.copy", "page.copied", "page.filter", "page.shown", "page.previous", "page.next", "page.pages"),
     *("page.cell", "page.cell.outside", "page.cell.ratio", "page.cell.none", "page.cell.finding", "page.golden_op"),
+    *("head.verdict", "page.head.phase"),
 )
 
 
@@ -78,6 +79,7 @@ def render_html(result: CompareResult, lang: str, *, artifacts: Sequence[str] = 
         "several_steps": len({pair.step for pair in result.ranks}) > 1,
         "by_step": len({row.step for row in rows}) > 1,
         "by_rank": len({row.rank for row in rows}) > 1,
+        "rank_counts": [verdict for verdict, n in result.counts.items() if n or verdict == "pass"],
         "rank_rows": _rank_rows(result.ranks),
         "table": next((name for name in artifacts if name.endswith(".parquet")), ""),
         "artifacts": artifacts,

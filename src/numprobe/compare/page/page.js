@@ -23,13 +23,14 @@ const now = () => (root.dataset.lang === 'zh' ? 1 : 0);
 for (const map of maps) {
   const grid = one('.heat', map), cells = all('b', grid), across = data.maps[map.dataset.phase].layers.length + 1;
   let current = Math.max(cells.findIndex(cell => cell.classList.contains('first')), 0);
-  const tell = n => {
-    readout.textContent = described(map, cells, n)(now());
-    cells.forEach((cell, other) => cell.classList.toggle('cur', other === n));
+  const found = cells.some(cell => cell.classList.contains('first'));
+  const tell = (n, chosen = true) => {
+    readout.textContent = chosen || found ? described(map, cells, n)(now()) : '';
+    cells.forEach((cell, other) => cell.classList.toggle('cur', chosen && other === n));
   };
   const label = () => {
     cells.forEach((cell, n) => cell.setAttribute('aria-label', described(map, cells, n)(now())));
-    if (map.hasAttribute('data-shown')) tell(current);
+    if (map.hasAttribute('data-shown')) tell(current, false);
   };
   // Where the map is wider than its box: bring the first finding into view.
   const reveal = () => { one('.heatbox', map).scrollLeft = cells[current].offsetLeft - one('.heatbox', map).clientWidth / 2; };
@@ -45,7 +46,7 @@ for (const map of maps) {
       tell(n);
     };
   });
-  grid.onmouseleave = () => tell(current);
+  grid.onmouseleave = () => tell(current, grid.contains(document.activeElement));
   grid.onkeydown = event => {
     const row = current - current % across;
     const targets = { ArrowLeft: Math.max(current - 1, row), ArrowRight: Math.min(current + 1, row + across - 1), ArrowUp: current - across, ArrowDown: current + across, Home: row, End: row + across - 1 };
@@ -58,7 +59,7 @@ for (const map of maps) {
     button.onclick = () => {
       for (const other of maps) other.toggleAttribute('data-shown', other === map);
       for (const other of all('button', switcher)) other.setAttribute('aria-pressed', other === button);
-      tell(current);
+      tell(current, false);
       reveal();
     };
     switcher.append(button);
@@ -77,6 +78,7 @@ if (table) {
   const badge = verdict => element('span', { class: 'badge ' + (kinds[verdict] ?? 'missing') },
     element('span', { 'aria-hidden': 'true' }, symbols[verdict] ?? '\u00d7'), ' ', both('verdict.row.' + verdict));
   const figure = shown => cell(shown || '\u2014', { class: 'n', 'data-v': shown === 'inf' ? 'Infinity' : shown.replace(/[,\s%]/g, '') });
+  const slot = path => (path.length > 24 ? opName(path) : element('code', { class: 'nb' }, path));
   const why = n => {
     const fragment = document.createDocumentFragment(), status = text[rows.status[n]], reason = text[rows.reason[n]];
     if (status) fragment.append(both('status.' + status));
@@ -93,7 +95,7 @@ if (table) {
   const drawn = rows.op.map((_, n) => {
     const row = element('tr', {}, cell(String(rows.index[n]), { class: 'n', 'data-v': n }),
       ...(rows.step ? [cell(String(rows.step[n] ?? '\u2014'))] : []), ...(rows.rank ? [cell(String(rows.rank[n] ?? '\u2014'))] : []),
-      cell(named(n)), cell(both('phase.' + text[rows.phase[n]])), cell(opName(text[rows.path[n]])), cell(badge(text[rows.verdict[n]])),
+      cell(named(n), { class: 'rec' }), cell(both('phase.' + text[rows.phase[n]])), cell(slot(text[rows.path[n]])), cell(badge(text[rows.verdict[n]])),
       cell(why(n)), figure(rows.error[n]), figure(rows.expected[n]), figure(rows.ratio[n]));
     row.verdict = text[rows.verdict[n]];
     row.phase = text[rows.phase[n]];
@@ -102,9 +104,10 @@ if (table) {
   // Buttons that keep only the rows of one verdict, or of one phase.
   const kept = { verdict: '', phase: '' };
   const redraw = liveTable(table, drawn, row => Object.keys(kept).every(what => !kept[what] || row[what] === kept[what]));
-  for (const [what, prefix] of [['verdict', 'verdict.row.'], ['phase', 'phase.']]) {
+  for (const [what, prefix, head] of [['verdict', 'verdict.row.', 'head.verdict'], ['phase', 'phase.', 'page.head.phase']]) {
     const values = [...new Set(drawn.map(row => row[what]))];
     if (values.length < 2) continue;
+    one('#record-keys').append(element('span', {}, both(head)));
     for (const value of values) {
       const count = element('span', { class: 'dim' }, drawn.filter(row => row[what] === value).length.toLocaleString('en-US'));
       const button = element('button', { type: 'button', class: 'key', 'aria-pressed': 'false', 'data-keep': value }, both(prefix + value), ' ', count);

@@ -8,58 +8,67 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from numprobe.formats.msprobe.members import UndecodableMember, decode_member, flatten, quoted, section_role
+from numprobe.formats.msprobe.members import SECTION_ROLES, UndecodableMember, decode_member, flatten, quoted
 from numprobe.record.dtypes import short_dtype
 from numprobe.record.names import DEBUG, PARAMETERS_GRAD, OpName, parse_name
 from numprobe.record.nonfinite import Number, number
 from numprobe.record.shapes import clean_shape, numel
-from numprobe.record.trace import Value
+from numprobe.record.trace import PARAMETER_GRAD, Value
 
 if TYPE_CHECKING:
     from numprobe.formats.dump import RankDump
+
+_Decoded = TypeVar("_Decoded")
 
 TOGETHER = 1000  # records decoded at once
 FIGURES = ("max", "min", "mean", "norm")
 ABSENT, NULL, GIVEN = 0, 1, 2  # status of a figure
 
 _Figure = float | int | bool | str | None
+_UNSET = msgspec.UNSET
 
 
 class _Leaf(msgspec.Struct, forbid_unknown_fields=True):
     type: str | None = None
     dtype: str | None = None
-    shape: list[int] | None = None
-    Max: _Figure | msgspec.UnsetType = msgspec.UNSET
-    Min: _Figure | msgspec.UnsetType = msgspec.UNSET
-    Mean: _Figure | msgspec.UnsetType = msgspec.UNSET
-    Norm: _Figure | msgspec.UnsetType = msgspec.UNSET
+    shape: tuple[int, ...] | None = None
+    Max: _Figure | msgspec.UnsetType = _UNSET
+    Min: _Figure | msgspec.UnsetType = _UNSET
+    Mean: _Figure | msgspec.UnsetType = _UNSET
+    Norm: _Figure | msgspec.UnsetType = _UNSET
     requires_grad: bool | None = None
     stat_dtype: str | None = None
     md5: str | None = None
     data_name: str | None = None
-    value: Any = msgspec.UNSET
+    value: Any = None
+    group_ranks: Any = None
+    group_id: Any = None
 
 
-_Leaves = list[_Leaf | None]
+_Item = _Leaf | list[_Leaf | None] | None
 
 
 class _Member(msgspec.Struct, forbid_unknown_fields=True):
-    input_args: _Leaves | None = None
-    input_kwargs: dict[str, _Leaf | None] | None = None
-    input: _Leaves | None = None
-    output: _Leaves | None = None
-    parameters: dict[str, _Leaf | None] | None = None
+    input_args: list[_Item] | None = None
+    input_kwargs: dict[str, _Item] | None = None
+    input: list[_Item] | None = None
+    output: list[_Item] | None = None
+    parameters: dict[str, _Item] | None = None
     grad_of: list[str] | None = None
 
 
+_Gradients = dict[str, list[_Leaf | None]]
 _MEMBERS = msgspec.json.Decoder(list[_Member])
 _MEMBER = msgspec.json.Decoder(_Member)
+_GRADIENTS = msgspec.json.Decoder(_Gradients)
+_SECTIONS = ("input_args", "input_kwargs", "input", "output", "parameters")
+_NULL = _Leaf("null")
 
 
 class Texts:
@@ -130,97 +139,85 @@ def read_values(rank: RankDump) -> ValueTable:
     names = rank.index.names
     for begin in range(0, len(names), TOGETHER):
         positions = range(begin, min(begin + TOGETHER, len(names)))
-        raws = [raw for _, _, raw in rank.raw(positions)]
-        bodies = _decode_together(raws)
-        for i, raw, body in zip(positions, raws, bodies, strict=True):
-            build.record(names[i], raw, body)
+        ops = [parse_name(names[i]) for i in positions]
+        raws = rank.raw_together(positions)
+        for op, raw, body in zip(ops, raws, _decode_together(ops, raws), strict=True):
+            build.record(op, raw, body)
+        build.end_block()
     return build.table(names)
 
 
-def _decode_together(raws: Sequence[bytes]) -> Iterator[_Member | None]:
+def _decode_together(ops: Sequence[OpName], raws: Sequence[bytes]) -> Iterator[_Member | _Gradients | None]:
+    """Bodies of the usual form; None for any other, and for records that are no calls."""
+    calls = [raw for op, raw in zip(ops, raws, strict=True) if op.kind not in (PARAMETERS_GRAD, DEBUG)]
     try:
-        yield from _MEMBERS.decode(quoted(b"[" + b",".join(raws) + b"]"))
-        return
+        members: Iterator[_Member | None] = iter(_MEMBERS.decode(quoted(b"[" + b",".join(calls) + b"]")))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        pass
-    for raw in raws:
-        try:
-            yield _MEMBER.decode(quoted(raw))
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            yield None
+        members = (_decoded(raw, _MEMBER) for raw in calls)
+    for op, raw in zip(ops, raws, strict=True):
+        if op.kind == PARAMETERS_GRAD:
+            yield _decoded(raw, _GRADIENTS)
+        else:
+            yield None if op.kind == DEBUG else next(members)
+
+
+def _decoded(raw: bytes, decoder: msgspec.json.Decoder[_Decoded]) -> _Decoded | None:
+    try:
+        return decoder.decode(quoted(raw))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 class _Builder:
+    """Gathers leaves, and turns them into columns a block at a time."""
+
     def __init__(self) -> None:
         self.ops: list[OpName] = []
         self.first = [0]
+        self.rows = 0  # of the blocks that have ended
         self.slots, self.kinds, self.shapes = Texts(), Texts(), Texts()
-        self.slot: list[int] = []
-        self.kind: list[int] = []
-        self.shape: list[int] = []
-        self.figures: list[float] = []
-        self.status: list[int] = []
         self.sparse: dict[str, dict[int, Any]] = {
             name: {} for name in ("exact", "scalars", "digests", "files", "grad", "stat_dtypes", "grad_of")
         }
-        self._paths: dict[tuple[str, str, object], int] = {}
-        self._types: dict[tuple[str | None, str | None], int] = {}
-        self._sizes: dict[tuple[int, ...], int] = {}
+        self.blocks: list[tuple[NDArray[Any], ...]] = []
+        self.slot: list[int] = []
+        self.leaves: list[_Leaf] = []
+        self._places: dict[tuple[str, object, int], int] = {}
 
-    def record(self, name: str, raw: bytes, body: _Member | None) -> None:
-        op = parse_name(name)
-        if body is None or op.kind in (PARAMETERS_GRAD, DEBUG):
+    def record(self, op: OpName, raw: bytes, body: _Member | _Gradients | None) -> None:
+        if body is None:
             self._slowly(op, raw)
+        elif isinstance(body, dict):
+            for name, item in body.items():
+                self._item("", name, item, PARAMETER_GRAD)
         else:
-            for section in ("input_args", "input_kwargs", "input", "output", "parameters"):
+            for section in _SECTIONS:
                 content = getattr(body, section)
                 if content:
-                    pairs = content.items() if isinstance(content, dict) else enumerate(content)
-                    for key, leaf in pairs:
-                        self._leaf(section, key, leaf)
+                    role = SECTION_ROLES[section]
+                    for key, item in content.items() if isinstance(content, dict) else enumerate(content):
+                        self._item(section, key, item, role)
             if body.grad_of is not None:
                 self.sparse["grad_of"][len(self.ops)] = body.grad_of
         self.ops.append(op)
-        self.first.append(len(self.slot))
+        self.first.append(self.rows + len(self.slot))
 
-    def _leaf(self, section: str, key: object, leaf: _Leaf | None) -> None:
-        row = len(self.slot)
-        place = (section, "", key)
-        slot = self._paths.get(place)
-        if slot is None:
-            role = section_role(parse_name("Torch.x.0.forward"), section)
-            slot = self._paths[place] = self.slots.number((role, f"{section}.{key}"))
-        self.slot.append(slot)
-        if leaf is None:
-            self._plain_row(("null", ""), None)
-            return
-        kind = self._types.get((leaf.type, leaf.dtype))
-        if kind is None:
-            kind = self._types[leaf.type, leaf.dtype] = self.kinds.number(_kind(leaf.type or "", leaf.dtype or ""))
-        self.kind.append(kind)
-        self.shape.append(self._shape(leaf.shape))
-        if (
-            leaf.Max.__class__ is float
-            and leaf.Min.__class__ is float
-            and leaf.Mean.__class__ is float
-            and leaf.Norm.__class__ is float
-        ):
-            self.figures += (leaf.Max, leaf.Min, leaf.Mean, leaf.Norm)
-            self.status += _ALL_GIVEN
+    def _item(self, section: str, key: object, item: _Item, role: str) -> None:
+        if isinstance(item, list):
+            for number, leaf in enumerate(item):
+                self.slot.append(self._place(section, key, number, role))
+                self.leaves.append(leaf or _NULL)
         else:
-            written = (leaf.Max, leaf.Min, leaf.Mean, leaf.Norm)
-            self._figures(row, [(ABSENT, None) if f is msgspec.UNSET else _status(number(f)) for f in written])
-        sparse = self.sparse
-        if leaf.requires_grad is not None:
-            sparse["grad"][row] = leaf.requires_grad
-        if leaf.stat_dtype is not None:
-            sparse["stat_dtypes"][row] = leaf.stat_dtype
-        if leaf.md5 is not None:
-            sparse["digests"][row] = leaf.md5
-        if leaf.data_name is not None:
-            sparse["files"][row] = leaf.data_name
-        if leaf.value is not msgspec.UNSET:
-            sparse["scalars"][row] = leaf.value
+            self.slot.append(self._place(section, key, -1, role))
+            self.leaves.append(item or _NULL)
+
+    def _place(self, section: str, key: object, number: int, role: str) -> int:
+        place = (section, key, number)
+        found = self._places.get(place)
+        if found is None:
+            path = ".".join(str(p) for p in (section, key, number) if p != "" and p != -1)
+            found = self._places[place] = self.slots.number((role, path))
+        return found
 
     def _slowly(self, op: OpName, raw: bytes) -> None:
         try:
@@ -230,72 +227,94 @@ class _Builder:
         if isinstance(body, dict) and isinstance(body.get("grad_of"), list):
             self.sparse["grad_of"][len(self.ops)] = [str(p) for p in body.pop("grad_of")]
         for value in flatten(op, body):
-            self._value(value)
+            self.slot.append(self.slots.number((value.role, value.path)))
+            self.leaves.append(_leaf_of(value))
 
-    def _value(self, value: Value) -> None:
-        row = len(self.slot)
-        self.slot.append(self.slots.number((value.role, value.path)))
-        if not value.is_tensor:
-            self._plain_row((value.value_type, ""), value.scalar)
+    def end_block(self) -> None:
+        """Turn the leaves gathered so far into columns."""
+        leaves, base = self.leaves, self.rows
+        kind = [self.kinds.number((leaf.type or "", leaf.dtype or "")) for leaf in leaves]
+        shape = [self.shapes.number(leaf.shape) for leaf in leaves]
+        figures, status = np.full((len(leaves), 4), np.nan), np.zeros((len(leaves), 4), np.uint8)
+        for column, written in enumerate(
+            ([x.Max for x in leaves], [x.Min for x in leaves], [x.Mean for x in leaves], [x.Norm for x in leaves])
+        ):
+            plain = np.array([f.__class__ is float for f in written], bool)
+            figures[plain, column] = [f for f in written if f.__class__ is float]
+            status[plain, column] = GIVEN
+            for row in np.flatnonzero(~plain).tolist():
+                if written[row] is not _UNSET:
+                    self._odd_figure(figures, status, row, column, number(written[row]))
+        sparse = self.sparse
+        for row, leaf in enumerate(leaves, base):
+            if leaf.requires_grad is not None:
+                sparse["grad"][row] = leaf.requires_grad
+            if leaf.stat_dtype is not None:
+                sparse["stat_dtypes"][row] = leaf.stat_dtype
+            if leaf.md5 is not None:
+                sparse["digests"][row] = leaf.md5
+            if leaf.data_name is not None:
+                sparse["files"][row] = leaf.data_name
+            if leaf.value is not None:
+                spelled = isinstance(leaf.value, str) and (leaf.type or "").startswith(("float", "int"))
+                sparse["scalars"][row] = number(leaf.value) if spelled else leaf.value  # "-inf" and the like
+        self.blocks.append(
+            (np.array(self.slot, np.int32), np.array(kind, np.int32), np.array(shape, np.int32), figures, status)
+        )
+        self.rows += len(leaves)
+        self.slot, self.leaves = [], []
+
+    def _odd_figure(
+        self, figures: NDArray[np.float64], status: NDArray[np.uint8], row: int, column: int, figure: Number
+    ) -> None:
+        status[row, column] = NULL if figure is None else GIVEN
+        if figure is None:
             return
-        self.kind.append(self.kinds.number(_kind(value.value_type, value.dtype)))
-        self.shape.append(self._shape(value.shape))
-        self._figures(row, [_status(getattr(value, f)) if f in value.present else (ABSENT, None) for f in FIGURES])
-        for key, name in (("md5", "digests"), ("data_name", "files"), ("stat_dtype", "stat_dtypes")):
-            if isinstance(value.attributes.get(key), str):
-                self.sparse[name][row] = value.attributes[key]
-        if value.requires_grad is not None:
-            self.sparse["grad"][row] = value.requires_grad
-
-    def _plain_row(self, kind: tuple[str, str], scalar: object) -> None:
-        if scalar is not None:
-            self.sparse["scalars"][len(self.kind)] = scalar
-        self.kind.append(self.kinds.number((*kind, "")))
-        self.shape.append(self._shape(None))
-        self.figures += _NO_FIGURES
-        self.status += _ALL_ABSENT
-
-    def _figures(self, row: int, figures: list[tuple[int, Number]]) -> None:
-        self.figures += [np.nan if f is None else float(f) for _, f in figures]
-        self.status += [s for s, _ in figures]
-        if any(isinstance(f, int) for _, f in figures):
-            self.sparse["exact"][row] = tuple(f for _, f in figures)
-
-    def _shape(self, shape: Sequence[int] | None) -> int:
-        key: Any = tuple(shape) if shape is not None else None
-        found = self._sizes.get(key)
-        if found is None:
-            found = self._sizes[key] = self.shapes.number(clean_shape(shape))
-        return found
+        figures[row, column] = float(figure)
+        if isinstance(figure, int):
+            exact = self.sparse["exact"].setdefault(self.rows + row, [None] * 4)
+            exact[column] = figure
 
     def table(self, names: list[str]) -> ValueTable:
-        shape = np.array(self.shape, np.int32)
-        sizes = np.array([-1 if (n := numel(s)) is None else n for s in self.shapes.all], np.int64)
+        if not self.blocks:
+            self.end_block()
+        columns: list[NDArray[Any]] = [np.concatenate(column) for column in zip(*self.blocks, strict=True)]
+        slot, kind, shape, figures, status = columns
+        shapes = [clean_shape(s) for s in self.shapes.all]
+        sizes = np.array([-1 if (n := numel(s)) is None else n for s in shapes], np.int64)
+        exact = {
+            row: tuple(
+                figures[row, k].item() if f is None and status[row, k] == GIVEN else f for k, f in enumerate(written)
+            )
+            for row, written in self.sparse.pop("exact").items()
+        }
         return ValueTable(
             names,
             self.ops,
             np.array(self.first, np.int64),
             self.slots.all,
-            self.kinds.all,
-            self.shapes.all,
-            np.array(self.slot, np.int32),
-            np.array(self.kind, np.int32),
+            [(type_, dtype, short_dtype(dtype)) for type_, dtype in self.kinds.all],
+            shapes,
+            slot,
+            kind,
             shape,
             sizes[shape] if len(shape) else np.zeros(0, np.int64),
-            np.array(self.figures, np.float64).reshape(-1, 4),
-            np.array(self.status, np.uint8).reshape(-1, 4),
+            figures,
+            status,
+            exact,
             **self.sparse,
         )
 
 
-def _kind(type_: str, dtype: str) -> tuple[str, str, str]:
-    return type_, dtype, short_dtype(dtype)
-
-
-def _status(figure: Number) -> tuple[int, Number]:
-    return (NULL, None) if figure is None else (GIVEN, figure)
-
-
-_NO_FIGURES = (np.nan,) * 4
-_ALL_GIVEN = (GIVEN,) * 4
-_ALL_ABSENT = (ABSENT,) * 4
+def _leaf_of(value: Value) -> _Leaf:
+    """A leaf that went through :func:`flatten`, in the form of the others."""
+    more: dict[str, Any] = {
+        key: value.attributes[key]
+        for key in ("stat_dtype", "md5", "data_name")
+        if isinstance(value.attributes.get(key), str)
+    }
+    for key, name in zip(("Max", "Min", "Mean", "Norm"), FIGURES, strict=True):
+        if name in value.present:
+            more[key] = getattr(value, name)
+    grad = value.requires_grad
+    return _Leaf(value.value_type, value.dtype, value.shape, requires_grad=grad, value=value.scalar, **more)

@@ -108,6 +108,21 @@ class TensorFile:
         array.flags.writeable = False
         return array
 
+    def same_bytes(self, other: TensorFile) -> bool:
+        """Whether dtype, shape and all bytes are equal; that is several times cheaper than to compute a difference.
+
+        Raises:
+            NumprobeError: E-FMT-010 or E-FMT-031, as for :meth:`Reader.read`.
+        """
+        if (self.stored, self.shape) != (other.stored, other.shape):
+            return False
+        with self.reader() as mine, other.reader() as theirs:
+            for start in range(0, self.numel, BLOCK):
+                count = min(BLOCK, self.numel - start)
+                if not _equal(mine.stored(start, count), theirs.stored(start, count)):
+                    return False
+        return True
+
     def crc32(self) -> str:
         """CRC-32 of the elements' bytes in C order, 8 hex digits: the reference's md5 mode (STA-5), for bf16 its 16 bits."""
         crc = 0
@@ -201,6 +216,14 @@ class Reader:
                 )
             done += got
         return buffer
+
+
+def _equal(mine: Array, theirs: Array) -> bool:
+    """Whether two flat arrays of one dtype have equal bytes; compared by words of 8, as far as they reach."""
+    a: Any = mine.view(np.uint8)
+    b: Any = theirs.view(np.uint8)
+    words = a.size & ~7
+    return np.array_equal(a[:words].view(np.uint64), b[:words].view(np.uint64)) and np.array_equal(a[words:], b[words:])
 
 
 def is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
