@@ -1,6 +1,6 @@
 """A small program on two gloo ranks under numprobe's recorder: nested outputs, keywords, recomputed calls, P2P, collectives.
 
-    python -m tests.compare.two_ranks FOLDER float32|bfloat16
+python -m tests.compare.two_ranks FOLDER float32|bfloat16
 """
 
 from __future__ import annotations
