@@ -368,3 +368,25 @@ def test_reading_does_not_import_torch(tmp_path: Path):
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[1.0, 1.0, 1.0] False\n"
+
+
+def test_equal_bytes(tmp_path: Path):
+    """Of views and wholes, small and large; dtype and shape count too."""
+    value = random(torch.bfloat16, 1500, 1001)
+    changed = value.clone().view(torch.int16)
+    changed[-1, -1] ^= 1
+    tensors = {
+        "whole": value,
+        "turned": value.t().contiguous().t(),
+        "changed": changed.view(torch.bfloat16),
+        "int16": value.view(torch.int16),
+        "flat": value.reshape(-1),
+    }
+    for name, one in tensors.items():
+        torch.save(one, tmp_path / f"{name}.pt")
+    found = {name: open_tensor(tmp_path / f"{name}.pt") for name in tensors}
+    assert [found["whole"].same_bytes(other) for other in found.values()] == [True, True, False, False, False]
+    for shape in ((), (3,), (0,), (8, 8)):
+        small = [pt(random(torch.uint8, *shape, seed=seed), tmp_path) for seed in (0, 0, 1)]
+        assert small[0].same_bytes(small[1])
+        assert small[0].same_bytes(small[2]) == (shape == (0,))

@@ -23,7 +23,7 @@ Read: TypeAlias = Callable[[int, int], Array]
 T = TypeVar("T")
 
 BLOCK = 1 << 20  # elements: 8 MB of float64
-CHUNK = 1 << 15  # elements that are computed at a time: a handful of float64 arrays of this size fit a level-2 cache
+CHUNK = 1 << 17  # elements computed at a time: small enough for the cache, long enough that threads seldom wait for each other
 MAX_THREADS = 8
 _SINGLE = 8192  # elements: longer dot products are spread over threads by OpenBLAS, and sum in another order
 
