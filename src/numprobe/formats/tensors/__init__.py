@@ -9,7 +9,8 @@
     open_tensors("model_optim_rng.pt")          # {"model.embedding.weight": TensorFile, ...}
 """
 
+from numprobe.formats.tensors.folder import TensorFolder
 from numprobe.formats.tensors.open import MAX_BYTES, open_tensor, open_tensors
 from numprobe.formats.tensors.tensor import BLOCK, Reader, TensorFile
 
-__all__ = ["BLOCK", "MAX_BYTES", "Reader", "TensorFile", "open_tensor", "open_tensors"]
+__all__ = ["BLOCK", "MAX_BYTES", "Reader", "TensorFile", "TensorFolder", "open_tensor", "open_tensors"]
