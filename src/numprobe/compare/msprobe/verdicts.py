@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -89,12 +89,13 @@ def judge(rows: Sequence[Compared], mode: Mode) -> list[Verdict]:
     else:
         for i in looked_at:
             marked[i] += _non_finite(rows[i])
-        if not alone:
-            _against_inputs(rows, mode, marked, ERROR)
+        outputs = [i for i in looked_at if rows[i][0].is_output and not alone]
+        for i in outputs and _worse_than_inputs(rows, outputs, mode):
+            marked[i].append(OUTPUT_NORM if mode is Mode.STATISTICS else OUTPUT_RATIO)
         for i in looked_at:
             marked[i] += _properties(rows[i])
-        if not alone:
-            _against_inputs(rows, mode, marked, WARNING)
+        if outputs and _grows(rows, mode):
+            marked[outputs[0]].append(NORM_GROWS if mode is Mode.STATISTICS else COSINE_FALLS)
     return [Verdict(tuple(messages)) if messages else _PASSED for messages in marked]
 
 
@@ -133,31 +134,37 @@ def _properties(row: Compared) -> list[str]:
     return found
 
 
-def _against_inputs(rows: Sequence[Compared], mode: Mode, marked: list[list[str]], severity: str) -> None:
-    outputs = [i for i, (t, _, _) in enumerate(rows) if t.is_output]
-    if not outputs:
-        return
+def _worse_than_inputs(rows: Sequence[Compared], outputs: Sequence[int], mode: Mode) -> list[int]:
+    """The outputs that are far off although all inputs are close."""
+    if mode is Mode.TENSOR:
+        off = _lowest(rows, _RATIO, of_outputs=False) > 0.9 and _lowest(rows, _RATIO, of_outputs=True) < 0.1
+        return [outputs[0]] if off else []
+    if _highest(rows, _NORM, of_outputs=False) >= 0.1:
+        return []
+    errors = [(i, _ratio(rows[i][2][_NORM])) for i in outputs]
+    return [i for i, error in errors if error is not None and abs(error) > 0.5]  # an infinite one of either sign too
 
-    def over(column: int, of_outputs: bool, best: Callable[[list[float]], float], default: float) -> float:
-        values = [_ratio(figures[column]) for t, _, figures in rows if t.is_output == of_outputs]
-        return best([v for v in values if v is not None and math.isfinite(v)] + [default])
 
-    if mode is Mode.STATISTICS:
-        before, after = over(_NORM, False, max, 0.0), over(_NORM, True, max, 0.0)
-        if severity == ERROR and before < 0.1:
-            for i in outputs:
-                value = _ratio(rows[i][2][_NORM])
-                if value is not None and abs(value) > 0.5:  # also -inf
-                    marked[i].append(OUTPUT_NORM)
-        if severity == WARNING and (after / before > 10 if before else after > 0.1):
-            marked[outputs[0]].append(NORM_GROWS)
-    elif severity == ERROR:
-        if over(_RATIO, False, min, 1.0) > 0.9 and over(_RATIO, True, min, 1.0) < 0.1:
-            marked[outputs[0]].append(OUTPUT_RATIO)
-    else:
-        before, after = over(_COSINE, False, min, 1.0), over(_COSINE, True, min, 1.0)
-        if before > 0.9 and before - after > 0.1:
-            marked[outputs[0]].append(COSINE_FALLS)
+def _grows(rows: Sequence[Compared], mode: Mode) -> bool:
+    """Whether the outputs are clearly further off than the inputs."""
+    if mode is Mode.TENSOR:
+        before = _lowest(rows, _COSINE, of_outputs=False)
+        return before > 0.9 and before - _lowest(rows, _COSINE, of_outputs=True) > 0.1
+    before, after = _highest(rows, _NORM, of_outputs=False), _highest(rows, _NORM, of_outputs=True)
+    return after / before > 10 if before else after > 0.1
+
+
+def _highest(rows: Sequence[Compared], column: int, *, of_outputs: bool) -> float:
+    return max(_finite(rows, column, of_outputs), default=0.0)
+
+
+def _lowest(rows: Sequence[Compared], column: int, *, of_outputs: bool) -> float:
+    return min(_finite(rows, column, of_outputs), default=1.0)
+
+
+def _finite(rows: Sequence[Compared], column: int, of_outputs: bool) -> list[float]:
+    values = [_ratio(figures[column]) for t, _, figures in rows if t.is_output == of_outputs]
+    return [value for value in values if value is not None and math.isfinite(value)]
 
 
 def _ratio(cell: Cell) -> float | None:
