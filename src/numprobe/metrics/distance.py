@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Literal
 
 import numpy as np
 
 from numprobe.formats.tensors import TensorFile
-from numprobe.metrics.histogram import quantile
+from numprobe.metrics.histogram import quantiles
 from numprobe.metrics.stream import Tensor, element_type, fold_blocks, numel
 from numprobe.metrics.sums import OneSide, Plan, Sums, block_sums, plan
 from numprobe.record.dtypes import short_dtype
 
 Index = tuple[int, ...]
-_LARGE, _SMALL = 2.0**500, 2.0**-500  # beyond, squares leave the range of float64
+_LARGE, _SMALL = 2.0**250, 2.0**-100  # beyond, elements are scaled: squares and the histogram have a limited range
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ def _distance(target: Tensor, golden: Tensor, squeezed: bool, how: Plan, sums: S
     count = max(sums.finite, 1)
     rms = norm_g / math.sqrt(count)
     max_abs = max(sums.max_abs, 0.0)
-    median = quantile(sums.ulp_bins, 0.5)
+    (p50, p99), (median,) = quantiles(sums.abs_bins, (0.5, 0.99)), quantiles(sums.ulp_bins, (0.5,))
     return Distance(
         numel=parts * numel(target),
         squeezed=squeezed,
@@ -166,10 +166,10 @@ def _distance(target: Tensor, golden: Tensor, squeezed: bool, how: Plan, sums: S
         scaled_max=_ratio(max_abs, rms),
         max_relative=sums.max_relative,
         mean_error=math.copysign(_ratio(abs(sums.d_sum) / count, rms), sums.d_sum),
-        p50=_ratio(min(_middle(quantile(sums.abs_bins, 0.5)), max_abs), rms),
-        p99=_ratio(min(_middle(quantile(sums.abs_bins, 0.99)), max_abs), rms),
+        p50=_ratio(min(_middle(p50), max_abs), rms),
+        p99=_ratio(min(_middle(p99), max_abs), rms),
         over=None if how.tolerance is None else sums.over,
-        ulp_dtype=None if how.ulp is None else short_dtype(str(how.ulp)),
+        ulp_dtype=None if how.ulp is None else _name(how.ulp),
         max_ulp=None if how.ulp is None else sums.max_ulp,
         median_ulp=None if how.ulp is None else min(_whole(median), sums.max_ulp),
         max_integer=sums.max_integer if how.integers else None,
@@ -179,7 +179,7 @@ def _distance(target: Tensor, golden: Tensor, squeezed: bool, how: Plan, sums: S
 def _side(tensor: Tensor, parts: int, side: OneSide, scale: float) -> Side:
     finite = parts * numel(tensor) - side.nan - side.pos_inf - side.neg_inf
     return Side(
-        dtype=tensor.dtype if isinstance(tensor, TensorFile) else short_dtype(str(tensor.dtype)),
+        dtype=tensor.dtype if isinstance(tensor, TensorFile) else _name(tensor.dtype),
         shape=tuple(tensor.shape),
         nan=side.nan,
         pos_inf=side.pos_inf,
@@ -189,6 +189,11 @@ def _side(tensor: Tensor, parts: int, side: OneSide, scale: float) -> Side:
         max=side.max / scale if finite else math.nan,
         min=side.min / scale if finite else math.nan,
     )
+
+
+@lru_cache
+def _name(dtype: np.dtype[np.generic]) -> str:
+    return short_dtype(str(dtype))
 
 
 def _index(number: int, parts: int, tensor: Tensor) -> Index | None:

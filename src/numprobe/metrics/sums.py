@@ -6,7 +6,9 @@ All elements are computed with in float64. Complex numbers count as their two pa
 from __future__ import annotations
 
 import math
+import threading
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import ml_dtypes
@@ -25,6 +27,9 @@ _ULP_TYPES = {
     "e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
     "e5m2": np.dtype(ml_dtypes.float8_e5m2),
 }
+
+
+_thread = threading.local()
 
 
 @dataclass(slots=True)
@@ -123,6 +128,7 @@ class Plan:
     scale: float = 1.0
 
 
+@lru_cache
 def plan(target: np.dtype[np.generic], golden: np.dtype[np.generic], tolerance: tuple[float, float] | None) -> Plan:
     """The plan for two element types."""
     formats = [float_format(str(part_type(side))) for side in (target, golden)]
@@ -154,13 +160,20 @@ def block_sums(start: int, target: Array, golden: Array, how: Plan) -> Sums:
     """The sums of two flat arrays of one length, whose first element has the number ``start``."""
     target, golden = parts(np.ascontiguousarray(target), np.ascontiguousarray(golden))
     sums = Sums()
-    # New arrays for every step would be given back to the system and cleared by it again, chunk for chunk.
-    work = np.empty((5, min(CHUNK, len(target))))
+    work = _work()
     with np.errstate(all="ignore"):
         for at in range(0, len(target), CHUNK):
             chunk = target[at : at + CHUNK]
             _add_chunk(sums, start + at, chunk, golden[at : at + CHUNK], how, work[:, : len(chunk)])
     return sums
+
+
+def _work() -> Floats:
+    """Arrays of this thread for intermediate results: new ones would be taken from the system and given back each time."""
+    found: Floats | None = getattr(_thread, "work", None)
+    if found is None or found.shape[1] < CHUNK:
+        found = _thread.work = np.empty((5, CHUNK))
+    return found
 
 
 def _add_chunk(sums: Sums, start: int, target: Array, golden: Array, how: Plan, work: Floats) -> None:
