@@ -103,8 +103,8 @@ def _title(result: CompareResult, first: Finding | None) -> str:
 
 def _notes(result: CompareResult) -> list[view.Said]:
     """What limits the comparison as a whole."""
-    levels = (note.split(":") for note in result.notes if note.startswith("levels:"))
-    return [view.Said("note.levels", {"target": target, "golden": golden}) for _, target, golden in levels]
+    levels = (note.split(":", 2)[1:] for note in result.notes if note.startswith("levels:"))
+    return [view.Said("note.levels", {"target": target, "golden": golden}) for target, golden in levels]
 
 
 def _wrapped(name: str) -> Markup:
@@ -183,7 +183,7 @@ def _words(result: CompareResult, rows: Sequence[Row]) -> dict[str, list[str]]:
         *(f"status.{status}" for status in dict.fromkeys([HANDED_ON, *(row.status for row in rows)]) if status),
         *(f"reason.{reason}" for reason in dict.fromkeys(row.reason for row in rows) if reason),
     ]
-    return {key: [CATALOGUE.templates(lang)[key] for lang in ("en", "zh")] for key in dict.fromkeys(keys)}
+    return {key: [CATALOGUE.templates(lang).get(key, key) for lang in ("en", "zh")] for key in dict.fromkeys(keys)}
 
 
 def _columns(rows: Sequence[Row]) -> dict[str, object]:
