@@ -5,13 +5,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
 import torch
 
+from numprobe.collect.pytorch import compiled
 from numprobe.collect.pytorch.apis import Api, Mask, ignored_arguments, resolve
 from numprobe.collect.pytorch.backward import BackwardRecord, Given, Wanted
+from numprobe.collect.pytorch.compiled import hidden, is_dynamo_compiling
 from numprobe.collect.pytorch.patches import INHERITED, put_back
 from numprobe.collect.pytorch.recorder import Entry, Recorder
 from numprobe.collect.pytorch.scope import Scope
@@ -45,12 +48,15 @@ class FunctionHooks:
 
     def install(self, apis: Sequence[Api], after: AfterCall | None = None) -> None:
         """Replace these functions, but for those that are replaced already."""
+        with self._lifted():
+            compiled.prepare()
         for api in apis:
             owner = resolve(api.owner)
             if not self.has(owner, api.attribute):
                 self.wrap(owner, api.attribute, api.prefix, after)
         if not self.has(torch.jit, "script"):
             self._wrap_scripting()
+            self._wrap_compiling()
 
     def wrap(self, owner: Any, attribute: str, prefix: str, after: AfterCall | None = None) -> None:
         """Replace ``owner.attribute``.
@@ -95,6 +101,19 @@ class FunctionHooks:
 
         self._put(torch.jit, "script", script, original)
 
+    def _wrap_compiling(self) -> None:
+        """What the compiler knows of torch's functions it has to learn while they are what they were."""
+        original = torch.compile
+
+        @functools.wraps(original)
+        def compile(*args: Any, **kwargs: Any) -> Any:
+            with self._lifted():
+                import_module("torch._dynamo")
+                compiled.prepare()
+            return original(*args, **kwargs)
+
+        self._put(torch, "compile", compile, original)
+
     @contextmanager
     def _lifted(self) -> Iterator[None]:
         """Inside, every function is what it was before."""
@@ -126,6 +145,7 @@ class FunctionHooks:
         while self._originals:
             put_back(*self._originals.pop())
         self._wrapped.clear()
+        compiled.prepare()
 
     # --- a call --------------------------------------------------------------------------------------------------
 
@@ -136,7 +156,8 @@ class FunctionHooks:
 
         @functools.wraps(original, assigned=("__name__", "__doc__", "__qualname__", "__module__"), updated=())
         def call(*args: Any, **kwargs: Any) -> Any:
-            if not scope.on or scope.thread.busy:
+            # the first is a constant for a compiler that traces this
+            if is_dynamo_compiling() or not scope.on or scope.thread.busy or hidden():
                 return original(*args, **kwargs)
             return recorded(original, prefix, api, after_call, args, kwargs)
 
@@ -144,7 +165,7 @@ class FunctionHooks:
 
     def listens(self) -> bool:
         """Is this thread's next call to be recorded?"""
-        return self._scope.on and not self._scope.thread.busy
+        return not is_dynamo_compiling() and self._scope.on and not self._scope.thread.busy and not hidden()
 
     def recorded(
         self, original: Any, prefix: str, api: str, after: AfterCall, args: tuple[Any, ...], kwargs: dict[str, Any]

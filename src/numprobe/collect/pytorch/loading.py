@@ -34,7 +34,7 @@ class InputLoader:
         self._handles: dict[int, Any] = {}
 
     def hook(self, model: nn.Module | Sequence[nn.Module]) -> None:
-        for name, module in named_modules(model):
+        for name, module, _ in named_modules(model):
             if name in self._wanted and id(module) not in self._handles:
                 hook = self._replacing(name)
                 self._handles[id(module)] = module.register_forward_pre_hook(hook, prepend=True, with_kwargs=True)

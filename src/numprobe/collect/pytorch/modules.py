@@ -4,32 +4,54 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from numprobe.collect.pytorch.backward import BackwardRecord, Given, Wanted
+from numprobe.collect.pytorch.compiled import compiled_call, hidden, is_dynamo_compiling, is_wrapper, original_of
 from numprobe.collect.pytorch.functions import as_list
 from numprobe.collect.pytorch.plain import expand_as
 from numprobe.collect.pytorch.recorder import Entry, Recorder
 from numprobe.collect.pytorch.scope import Scope
 
+WRAPPED = "_orig_mod"  # where the wrapper of torch.compile has the module
 WRAPPERS = frozenset(("FullyShardedDataParallel",))  # stand around the model and compute nothing of their own
 
 Keeps = Callable[[str], bool]
 
 
-def named_modules(model: nn.Module | Sequence[nn.Module]) -> list[tuple[str, nn.Module]]:
-    """``Module.<path>.<Class>`` of every module to record: all but the outermost; of several models each has its number."""
+class Named(NamedTuple):
+    """A module and its ``Module.<path>.<Class>``. ``inside``: of a compiled module, so that no call of it is seen."""
+
+    name: str
+    module: nn.Module
+    inside: bool
+
+
+def named_modules(model: nn.Module | Sequence[nn.Module]) -> list[Named]:
+    """Every module to record: all but the outermost, unless it is compiled; of several models each has its number.
+
+    Names are the same whether or not something is compiled: of a wrapper of torch.compile, that of the module in it.
+    """
     models = [("", model)] if isinstance(model, nn.Module) else [(f"{i}.", m) for i, m in enumerate(model)]
-    found: list[tuple[str, nn.Module]] = []
+    found: list[Named] = []
     for prefix, one in models:
+        compiled: list[str] = []  # paths of compiled modules, with a dot
+        wrapped: set[int] = set()  # modules in wrappers, which stand for them
         for path, module in one.named_modules():
-            kind = type(module).__name__
-            if not path or kind in WRAPPERS or isinstance(module, torch.jit.ScriptModule):
+            inside = any(f"{path}.".startswith(outer) for outer in compiled)
+            if is_wrapper(module):
+                wrapped.add(id(original_of(module)))
+            if is_wrapper(module) or compiled_call(module) is not None:
+                compiled.append(f"{path}." if path else "")
+                path = path or WRAPPED
+            kind = type(original_of(module)).__name__
+            if not path or id(module) in wrapped or kind in WRAPPERS or isinstance(module, torch.jit.ScriptModule):
                 continue
-            found.append((f"Module.{prefix}{path}.{kind}", module))
+            parts = [part for part in path.split(".") if part != WRAPPED] or [WRAPPED]
+            found.append(Named(f"Module.{prefix}{'.'.join(parts)}.{kind}", module, inside))
     return found
 
 
@@ -66,30 +88,39 @@ class ModuleHooks:
         self._wanted = wanted
         self._handles: list[Any] = []
         self._hooked: dict[int, nn.Module] = {}
+        self.compiled: list[str] = []  # names of modules that are recorded from outside only
         self._calls: dict[int, list[_Call]] = {}  # by module, the innermost call last: a module may call itself
 
     def hook(self, model: nn.Module | Sequence[nn.Module]) -> None:
         """Record the modules below ``model`` (or several models); modules that are hooked already stay so."""
-        for name, module in named_modules(model):
+        for name, module, inside in named_modules(model):
             if id(module) not in self._hooked:
-                self.hook_one(name, module)
+                self.hook_one(name, module, inside=inside)
 
-    def hook_one(self, name: str, module: nn.Module) -> list[Any]:
-        handles = [
-            module.register_forward_pre_hook(self._before(name), with_kwargs=True),
-            module.register_forward_hook(self._after(), prepend=True, with_kwargs=True, always_call=True),
-        ]
+    def hook_one(self, name: str, module: nn.Module, *, inside: bool = False) -> None:
+        """Record one module; ``inside`` a compiled one, the gradients of its parameters alone."""
+        if not inside:
+            compiled = is_wrapper(module) or compiled_call(module) is not None
+            before, after = self._before(name, compiled), self._after(compiled)
+            if compiled:
+                self.compiled.append(name)
+            if compiled_call(module) is not None:
+                self._handles.append(_AroundCompiled(module, before, after))
+            else:
+                self._handles += [
+                    module.register_forward_pre_hook(before, with_kwargs=True),
+                    module.register_forward_hook(after, prepend=True, with_kwargs=True, always_call=True),
+                ]
         if self._wanted.input_gradients:
-            handles += self._hook_parameters(name, module.named_parameters(recurse=False))
+            self._handles += self._hook_parameters(name, original_of(module).named_parameters(recurse=False))
         self._hooked[id(module)] = module
-        self._handles += handles
-        return handles
 
     def restore(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
         self._hooked.clear()
+        self.compiled.clear()
         self._calls.clear()
 
     def forget_calls(self) -> None:
@@ -98,18 +129,20 @@ class ModuleHooks:
 
     # --- forward -------------------------------------------------------------------------------------------------
 
-    def _before(self, base: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+    def _before(self, base: str, compiled: bool) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
         scope = self._scope
 
         def begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if is_dynamo_compiling() or not scope.on:
+                return
             thread = scope.thread
-            if not scope.on or thread.busy:
+            if thread.busy or hidden():
                 return
             thread.busy = True
             try:
                 self._begin(base, module, args, kwargs)
             finally:
-                thread.busy = False
+                thread.busy = compiled  # what runs inside of a compiled module is not recorded
 
         return begin
 
@@ -137,13 +170,15 @@ class ModuleHooks:
         if self._wanted.backward and torch.is_grad_enabled():
             call.given = Given(args, kwargs)
 
-    def _after(self) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], None]:
+    def _after(self, compiled: bool) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], None]:
         scope = self._scope
 
         def end(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            if is_dynamo_compiling():
+                return
             thread = scope.thread
             calls = self._calls.get(id(module))
-            if not calls or thread.busy:
+            if not calls or (thread.busy and not compiled) or hidden():
                 return
             thread.busy = True
             try:
@@ -165,7 +200,7 @@ class ModuleHooks:
             recorder.ends(has_run=False)
             if self._wanted.output:
                 entry.body["output"] = recorder.values(entry, "output", [None] if failed else as_list(output))
-                own = dict(module.named_parameters(recurse=False))
+                own = dict(original_of(module).named_parameters(recurse=False))
                 entry.body["parameters"] = recorder.parameters(entry, own)
             if self._wanted.forward:
                 recorder.place(entry)
@@ -211,6 +246,30 @@ class ModuleHooks:
                     entry.body[name] = [recorder.one(entry, name, gradient)]
 
         return accumulated
+
+
+class _AroundCompiled:
+    """Hooks around a module that was compiled in place: its own are part of what is compiled."""
+
+    def __init__(self, module: nn.Module, before: Callable[..., None], after: Callable[..., None]) -> None:
+        self._module, self._call = module, compiled_call(module)
+        call = self._call
+        assert call is not None
+
+        def around(*args: Any, **kwargs: Any) -> Any:
+            before(module, args, kwargs)
+            output = None
+            try:
+                output = call(*args, **kwargs)
+            finally:
+                after(module, args, kwargs, output)
+            return output
+
+        self._around = module._compiled_call_impl = around
+
+    def remove(self) -> None:
+        if self._module._compiled_call_impl is self._around:
+            self._module._compiled_call_impl = self._call
 
 
 def _after_node(parameter: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> Any:

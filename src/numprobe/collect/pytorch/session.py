@@ -381,6 +381,8 @@ class Session:
             tally.bytes / 1e6,
             tally.seconds,
         )
+        if self._modules.compiled:
+            log.info("numprobe: compiled, and so recorded from outside only: %s", ", ".join(self._modules.compiled))
         for problem, count in tally.problems.items():
             log.error("numprobe: NOT RECORDED: %d entries: %s", count, problem)
         for what, count in (self._figures.take_unsupported() if self._figures is not None else {}).items():

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from numprobe.collect.pytorch import apis
+from numprobe.collect.pytorch import apis, compiled
 from numprobe.collect.pytorch.backward import Wanted
 from numprobe.collect.pytorch.communication import Waits
 from numprobe.collect.pytorch.functions import FunctionHooks
@@ -39,6 +39,7 @@ class Wrappers:
         if loaded == self._loaded:  # looking for functions takes as long as a small step
             return
         self._loaded = loaded
+        compiled.keep_out()
         listed = apis.wrapped_apis()
         communication = [a for a in listed if a.prefix == "Distributed"]
         self.functions.install([a for a in listed if a.prefix != "Distributed"])
