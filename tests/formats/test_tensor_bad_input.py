@@ -291,6 +291,8 @@ NPY_DAMAGED = {
     "a huge shape": npy(HEADER.replace("(2, 3)", "(1099511627776, 1099511627776, 1099511627776)")),
     "an impossible size": npy(HEADER.replace("(2, 3)", f"({1 << 70},)")),
     "a negative size": npy(HEADER.replace("(2, 3)", "(-2, 3)")),
+    "sizes without a comma": npy(HEADER.replace("(2, 3)", "(2\t 3)")),
+    "a size of ten thousand digits": npy(HEADER.replace("(2, 3)", f"({'9' * 10_000},)")),
     "no shape": npy("{'descr': '<f4', 'fortran_order': False}"),
     "an expression": npy(HEADER.replace("(2, 3)", "__import__('os').system('touch ATTACKED')")),
 }
@@ -377,10 +379,17 @@ SEEDS += [npy(HEADER), safetensors({"a": ENTRY, "b": {**ENTRY, "data_offsets": [
 @settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.sampled_from(SEEDS), data=st.data())
 def test_changed_bytes_give_an_error_or_a_tensor(seed: bytes, data: st.DataObject, tmp_path: Path):
+    """Bytes set, taken out, or repeated from elsewhere."""
     changed = bytearray(seed)
     for _ in range(data.draw(st.integers(1, 4))):
-        at = data.draw(st.integers(0, len(changed) - 1))
-        changed[at] = data.draw(st.integers(0, 255))
+        at, other = (data.draw(st.integers(0, len(changed) - 1)) for _ in range(2))
+        what, size = data.draw(st.sampled_from(("set", "cut", "repeat"))), data.draw(st.integers(1, 20))
+        if what == "set":
+            changed[at] = data.draw(st.integers(0, 255))
+        elif what == "cut" and len(changed) > size:
+            del changed[at : at + size]
+        else:
+            changed[at:at] = changed[other : other + size]
     path = tmp_path / "t.pt"
     path.write_bytes(changed)
     try:

@@ -23,7 +23,8 @@ Read: TypeAlias = Callable[[int, int], Array]
 T = TypeVar("T")
 
 BLOCK = 1 << 20  # elements: 8 MB of float64
-CHUNK = 1 << 17  # elements computed at a time: small enough for the cache, long enough that threads seldom wait for each other
+# Elements computed at a time: few enough for the cache, so many that threads seldom wait for each other.
+CHUNK = 1 << 17
 MAX_THREADS = 8
 _SINGLE = 8192  # elements: longer dot products are spread over threads by OpenBLAS, and sum in another order
 

@@ -16,7 +16,7 @@ MAGIC = b"\x93NUMPY"
 MAX_HEADER = 1 << 16
 _DESCR = re.compile(r"['\"]descr['\"]\s*:\s*['\"]([<>|=]?)([biufcV])(\d{1,3})['\"]")
 _ORDER = re.compile(r"['\"]fortran_order['\"]\s*:\s*(True|False)")
-_SHAPE = re.compile(r"['\"]shape['\"]\s*:\s*\(([\d\s,L]*)\)")
+_SHAPE = re.compile(r"['\"]shape['\"]\s*:\s*\(((?:\s*[0-9]{1,19}L?\s*,)*(?:\s*[0-9]{1,19}L?)?)\s*\)")
 _ANY_DESCR = re.compile(r"['\"]descr['\"]\s*:\s*(.{1,60})")
 
 
@@ -32,7 +32,7 @@ def read_npy(content: Content, file_name: str) -> Placed:
     order, shape = _ORDER.search(header), _SHAPE.search(header)
     if order is None or shape is None or "descr" not in header:
         raise Damaged("its header is broken")
-    sizes = [int(n.strip(" L")) for n in shape[1].split(",") if n.strip()]
+    sizes = [int(n) for n in re.findall("[0-9]+", shape[1])]
     if len(sizes) > MAX_DIMS or any(n > MAX_NUMEL for n in sizes):
         raise Damaged("its shape is impossible")
     name, swapped = _dtype(header, file_name)
