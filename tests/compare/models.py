@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from numprobe.pytorch import PrecisionDebugger
 
@@ -151,11 +152,12 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(Block(s) for _ in range(s.layers))
         self.norm = RMSNorm(s.hidden)
         self.lm_head = nn.Linear(s.hidden, s.vocabulary, bias=False)
+        self.recompute = False
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.embed_tokens(tokens)
         for layer in self.layers:
-            x = layer(x)
+            x = checkpoint(layer, x, use_reentrant=False) if self.recompute else layer(x)
         return self.lm_head(self.norm(x))
 
 
@@ -183,6 +185,14 @@ def inject(model: Decoder, fault: str, layer: int) -> None:
         mlp.product.fault = fault
 
 
+def add_noise(model: Decoder, size: float, seed: int) -> None:
+    """Every product of an MLP gets a relative error, as from kernels that add in another order each time."""
+    draw = torch.Generator().manual_seed(seed)
+    for module in model.modules():
+        if isinstance(module, Product):
+            module.register_forward_hook(lambda m, i, y: UNSEEN.mul(y, 1 + size * torch.randn(y.shape, generator=draw)))
+
+
 def dump(
     folder: Path,
     shape: str | Shape = "dense",
@@ -190,6 +200,9 @@ def dump(
     seed: int = 0,
     fault: str = "",
     layer: int = 1,
+    recompute: bool = False,
+    noise: float = 0.0,
+    noise_seed: int = 0,
     **config: object,
 ) -> Path:
     """One recorded step; returns the folder of the step."""
@@ -197,6 +210,9 @@ def dump(
     model, tokens = build(s, seed)
     inject(model, fault, layer)
     model = model.to(dtype)
+    if noise:
+        add_noise(model, noise, noise_seed)
+    model.recompute = recompute
     settings = {"task": "statistics", "level": "mix", "dump_path": str(folder), "overwrite": True, **config}
     with PrecisionDebugger(**settings) as debugger:
         debugger.start(model=model, rank_id=0)

@@ -37,7 +37,8 @@ class Likeness:
         if not both_given.any():
             return 0.0
         a, b = one[both_given], other[both_given]
-        apart = np.abs(a - b) / np.maximum(np.maximum(np.abs(a), np.abs(b)), 1e-30)
+        with np.errstate(all="ignore"):
+            apart = np.abs(a - b) / np.maximum(np.maximum(np.abs(a), np.abs(b)), 1e-30)
         return float(np.exp(-20 * apart).mean())
 
     @cached_property

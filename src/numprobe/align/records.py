@@ -104,27 +104,18 @@ class _Pairing:
                     work.append((inside[0], inside[1]))
 
     def _sequence(self, ts: list[int], gs: list[int]) -> list[tuple[int, int]]:
-        """The pairs of one sequence. A module without partner is opened: it may be a wrapper that the other side lacks."""
-        one, other = self.sides
-        pairs: list[tuple[int, int]] = []
+        """The pairs of one sequence. A module without partner is opened, the outermost first: it may be a wrapper that the other
+        side lacks, or its record may be lost there."""
         while True:
             pairs = self._by_keys(ts, gs)
             paired_t, paired_g = {t for t, _ in pairs}, {g for _, g in pairs}
-            opened_t = self._open(one, ts, paired_t)
-            opened_g = self._open(other, gs, paired_g)
-            if (opened_t == ts and opened_g == gs) or not (len(paired_t) < len(ts) and len(paired_g) < len(gs)):
+            if len(paired_t) == len(ts) or len(paired_g) == len(gs):
                 return pairs
-            ts, gs = opened_t, opened_g
-
-    @staticmethod
-    def _open(side: _Side, records: list[int], paired: set[int]) -> list[int]:
-        calls = side.calls
-        opened: list[int] = []
-        for i in records:
-            inside = calls.children[i] if i not in paired and calls.ops[i].is_module else []
-            inside = [k for k in inside if calls.phase[k] == calls.phase[i]]
-            opened += inside or [i]
-        return opened
+            sides = (self.target, ts, paired_t), (self.golden, gs, paired_g)
+            closed = [_depth(c.ops[i]) for c, records, paired in sides for i in records if _opens(c, i, paired)]
+            if not closed:
+                return pairs
+            ts, gs = (_opened(c, records, paired, min(closed)) for c, records, paired in sides)
 
     def _by_keys(self, ts: list[int], gs: list[int]) -> list[tuple[int, int]]:
         one, other = self.sides
@@ -202,6 +193,28 @@ class _Pairing:
             rows.append((t, self.found.get(t, -1)))
             rows += [(-1, g) for g in behind.get(t, ())]
         return RecordPairs(tuple(t for t, _ in rows), tuple(g for _, g in rows))
+
+
+def _depth(op: OpName) -> int:
+    return op.path.count(".")
+
+
+def _opens(calls: Calls, i: int, paired: set[int]) -> bool:
+    """Is this a module without partner that has calls inside?"""
+    return (
+        i not in paired and calls.ops[i].is_module and any(calls.phase[k] == calls.phase[i] for k in calls.children[i])
+    )
+
+
+def _opened(calls: Calls, records: list[int], paired: set[int], depth: int) -> list[int]:
+    """The sequence with the calls inside of the modules of this depth in their place."""
+    opened: list[int] = []
+    for i in records:
+        if _opens(calls, i, paired) and _depth(calls.ops[i]) == depth:
+            opened += [k for k in calls.children[i] if calls.phase[k] == calls.phase[i]]
+        else:
+            opened.append(i)
+    return opened
 
 
 def _between(

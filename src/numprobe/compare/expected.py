@@ -32,7 +32,8 @@ NOTHING_ALLOWED = Allowed()
 
 
 class Expectation:
-    """Expected errors of one rank. ``recent`` holds the errors of the last outputs that were clean."""
+    """Expected errors of one rank. ``errors`` and ``norms`` are those of the last outputs that were clean, forward and backward;
+    ``backward`` says which way the call goes that is looked at."""
 
     def __init__(self, m: Measures, leaves: LeafPairs, golden: ValueTable, allowed: Allowed) -> None:
         self.golden, self.allowed = golden, allowed
@@ -51,15 +52,31 @@ class Expectation:
         self.differs: list[bool] = m.differs.tolist()
         self.from_tensors: list[bool] = m.from_tensors.tolist()
         self.details = m.details
-        self.recent: deque[float] = deque(maxlen=CONTEXT)
+        self.errors: dict[bool, deque[float]] = {way: deque(maxlen=CONTEXT) for way in (False, True)}
+        self.norms: dict[bool, deque[float]] = {way: deque(maxlen=CONTEXT) for way in (False, True)}
+        self.backward = False
+
+    def clean(self, row: int) -> None:
+        """Note an output that is as expected: the next ones will be like it."""
+        self.errors[self.backward].append(self.error[row])
+        self.norms[self.backward].append(self.rms[row] * math.sqrt(self.numel[row]))
 
     def context(self) -> float:
         """The error that clean outputs have at this depth; 0 before the first."""
-        return median(self.recent) if self.recent else 0.0
+        errors = self.errors[self.backward] or self.errors[False]
+        return median(errors) if errors else 0.0
 
     def handed_on(self, row: int, base: float) -> float:
-        """E of a tensor that was made by something of error ``base``."""
-        return math.hypot(max(self.rounding[row], FLOOR), 2 * base)
+        """E of a tensor that was made by something of error ``base``.
+
+        A figure of a few elements may be the sum of a whole tensor, and cancel: there the error of such a sum is allowed for.
+        """
+        expected = math.hypot(max(self.rounding[row], FLOOR), 2 * base)
+        norms = self.norms[self.backward]
+        if self.numel[row] < SMALL and norms and self.rms[row] > 0:
+            sum_error = max(self.context(), self.rounding[row]) * max((n for n in norms if n == n), default=0.0)
+            expected = math.hypot(expected, 2 * sum_error / (self.rms[row] * math.sqrt(self.numel[row] or 1)))
+        return expected
 
     def output(self, kind: Family, inputs: list[int], out: int, backward: bool) -> float:
         """E of an output, from the errors of what it was computed from (gradients, inputs, parameters).
@@ -111,6 +128,8 @@ class Expectation:
         and the norm neither: twice that is an error."""
         if self.by[row] == DIGEST and self.differs[row]:
             return math.inf
+        if row in self.allowed.baseline or row in self.allowed.noise:
+            return self.rho(row, self.rounding[row])
         bound = self.bound[row] or 2 * UNIT_ROUNDOFF_FP32
         if self.from_tensors[row]:
             return max(

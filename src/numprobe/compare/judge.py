@@ -1,10 +1,11 @@
 """From distances to verdicts: which call brought a difference in, and which only hand it on.
 
 Every call is asked: do its outputs differ by more than the differences at its inputs, its parameters and its rounding explain?
-The expected error E comes from the measured error of every input (:mod:`numprobe.metrics.gains`); rho is what was found over what
-was expected, the worst of all figures. Up to 4 is noise (pass), up to 16 a warning, above it an error: *introduced* here. Calls whose
-input is that output hand it on (*propagated*). Inputs are traced to the call that made them by their figures or digests; where
-nothing recorded made an input, the step from the last recorded call to this one is a *gap*, and judged as a call of its own.
+The expected error E comes from the measured error of every input (:mod:`numprobe.metrics.gains`); rho is what was found over
+what was expected, the worst of all figures. Up to 4 is noise (pass), up to 16 a warning, above it an error: *introduced* here.
+Calls whose input is that output hand it on (*propagated*). Inputs are traced to the call that made them by their figures or
+digests; where nothing recorded made an input, the step from the last recorded call to this one is a *gap*, and judged as a call
+of its own.
 """
 
 from __future__ import annotations
@@ -12,17 +13,21 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from numprobe.align.calls import Calls
 from numprobe.align.leaves import LeafPairs
 from numprobe.align.records import RecordPairs
 from numprobe.compare.expected import ERROR, NOTHING_ALLOWED, WARNING, Allowed, Expectation
-from numprobe.compare.measure import DIGEST, INTEGER, NOTHING, PLAIN, REASON, Measures
+from numprobe.compare.measure import DIGEST, FLOAT, INTEGER, NOTHING, PLAIN, REASON, Measures
+from numprobe.formats.msprobe.values import GIVEN
 from numprobe.metrics.gains import PARAMETER_NAMES, PARAMETER_SLOTS, Family, family
 from numprobe.record.names import BACKWARD, PARAMETERS_GRAD
 from numprobe.record.trace import INPUT, OUTPUT, PARAMETER
 
 PASS, WARN, FAIL, INCOMPARABLE, UNMATCHED = "pass", "warning", "error", "incomparable", "unmatched"
 CLEAN, FLIPPED, TAINTED = 0, 1, 2
+EVERYWHERE = (0.0, 1.0, -1.0)  # constant tensors of these are found everywhere
 
 
 @dataclass
@@ -71,6 +76,11 @@ def judge(
     return _Judge(target, golden, records, leaves, measures, expect).run()
 
 
+def _spelled(*figures: float) -> tuple[object, ...]:
+    """Figures among which are NaN, so that they are equal to themselves."""
+    return tuple("nan" if f != f else f for f in figures)
+
+
 class _Judge:
     def __init__(
         self,
@@ -89,7 +99,13 @@ class _Judge:
         self.differs, self.nonfinite = measures.differs.tolist(), measures.nonfinite.tolist()
         self.from_tensors = measures.from_tensors.tolist()
         self.expect = expect
+        self.noted = {
+            "dtype": np.flatnonzero(measures.other_dtype).tolist(),
+            "squeezed": np.flatnonzero(measures.squeezed).tolist(),
+        }
         self.role, self.path = self._slots()
+        self.signature = self._all_signatures()
+        self.quiet = self._quiet_pairs(measures)
         self.verdict = [PASS] * n
         self.status = [""] * n
         self.rho = [math.nan] * n
@@ -97,7 +113,6 @@ class _Judge:
         self.state = [CLEAN] * n
         self.cause = [-1] * n
         self.findings: list[Finding] = []
-        self.producer = [-1] * n
         self.made: dict[object, int] = {}  # signature of a tensor of the target -> the leaf row that made it last
         self.parameters = self._parameter_signatures()
         self.known_parameters: dict[object, int] = {}  # signature -> finding
@@ -111,14 +126,20 @@ class _Judge:
     def run(self) -> Judgement:
         first = self.leaves.first.tolist()
         for pair, (t, g) in enumerate(zip(self.records.target, self.records.golden, strict=True)):
+            self.expect.backward = t >= 0 and self.target.ops[t].direction == BACKWARD
             rows = range(first[pair], first[pair + 1])
             if t < 0 or g < 0:
                 self._alone(pair, rows)
+            elif self.quiet[pair]:
+                self._nothing_differs(pair, rows)
             elif self.target.ops[t].kind == PARAMETERS_GRAD:
                 self._parameter_gradients(pair, rows)
             else:
                 self._call(pair, t, rows)
         self._report_alone()
+        for what, noted in self.noted.items():
+            for row in noted:
+                self.status[row] = self.status[row] or what
         return Judgement(self.verdict, self.status, self.rho, self.expected, self.cause, self.findings)
 
     # --- what the rows are ---------------------------------------------------------------------------------------
@@ -129,29 +150,56 @@ class _Judge:
         pairs = [slots_t[number_t[t]] if t >= 0 else slots_g[number_g[g]] for t, g in zip(self.t, self.g, strict=True)]
         return [role for role, _ in pairs], [path for _, path in pairs]
 
-    def _signature(self, row: int) -> object:
-        """What tells a tensor of the target from others: its digest, else its figures and size; None where they say nothing."""
-        values, t = self.target.values, self.t[row]
-        if t < 0:
-            return None
-        digest = values.digests.get(t)
-        if digest is not None:
-            return digest
-        high, low, _, norm = values.figures[t].tolist()
-        if high == low or (high != high and not values.status[t, 0]):  # constants are everywhere
-            return None
-        return tuple("nan" if f != f else f for f in (high, low, norm, self.numel[row]))
+    def _all_signatures(self) -> list[object]:
+        """By row, what tells a tensor of the target from others: its digest, else its figures and size; None where they say
+        nothing, as those of a tensor of zeros."""
+        values = self.target.values
+        figures = zip(*values.figures[:, (0, 1, 3)].T.tolist(), values.numel.tolist(), strict=True)
+        signatures: list[object] = [
+            None
+            if high == low and high in EVERYWHERE
+            else (high, low, norm, size)
+            if norm == norm and high == high
+            else _spelled(high, low, norm, size)
+            for high, low, norm, size in figures
+        ]
+        for row in np.flatnonzero(values.status[:, 0] != GIVEN).tolist():
+            signatures[row] = None
+        for row, digest in values.digests.items():
+            signatures[row] = digest
+        return [signatures[t] if t >= 0 else None for t in self.t]
+
+    def _quiet_pairs(self, measures: Measures) -> list[bool]:
+        """Record pairs in which nothing differs at all."""
+        quiet = self.leaves.both & (measures.reason == 0) & ~measures.differs & ~measures.nonfinite
+        quiet &= (measures.error == 0) | ((measures.by != FLOAT) & (measures.by != NOTHING))
+        loud = (
+            np.add.reduceat(np.r_[~quiet, False], self.leaves.first[:-1]) if len(quiet) else np.zeros(len(self.records))
+        )
+        loud[self.leaves.first[1:] == self.leaves.first[:-1]] = 0
+        return [count == 0 for count in loud.tolist()]
 
     def _parameter_signatures(self) -> dict[object, int]:
         """Signatures of what module records call parameters -> the leaf row there."""
         found: dict[object, int] = {}
         for row, role in enumerate(self.role):
             if role == PARAMETER and self.t[row] >= 0 and self.g[row] >= 0:
-                found.setdefault(self._signature(row), row)
+                found.setdefault(self.signature[row], row)
         found.pop(None, None)
         return found
 
     # --- one call ------------------------------------------------------------------------------------------------
+
+    def _nothing_differs(self, pair: int, rows: range) -> None:
+        for row in rows:
+            if self.role[row] == OUTPUT:
+                self.compared_outputs += 1
+                if self.by[row] == FLOAT:
+                    self.expect.clean(row)
+                if self.signature[row] is not None:
+                    self.made[self.signature[row]] = row
+        self.last = pair
+        self.missing.clear()
 
     def _call(self, pair: int, t: int, rows: range) -> None:
         op = self.target.ops[t]
@@ -175,7 +223,7 @@ class _Judge:
                 pair, kind, out, [*inputs, *parameters, *saved, *inner], source, flipped, scalars, backward, inside
             )
         for out in outputs:
-            signature = self._signature(out)
+            signature = self.signature[out]
             if signature is not None:
                 self.made[signature] = out
         if outputs:
@@ -203,7 +251,7 @@ class _Judge:
         for number, row in enumerate(inputs):
             if self.t[row] < 0 or self.g[row] < 0:
                 continue
-            signature = self._signature(row)
+            signature = self.signature[row]
             if self.role[row] == PARAMETER or self._is_parameter(pair, row, signature, number):
                 found = self._parameter(pair, row, signature)
             else:
@@ -237,7 +285,7 @@ class _Judge:
             known = self._new("parameter", "nonfinite", pair, row, FAIL, math.inf)
         elif self.differs[row] or self.error[row] == self.error[row]:
             rho = self.expect.parameter_rho(row)
-            self.rho[row], self.expected[row] = rho, self.rounding[row]
+            self.rho[row], self.expected[row] = rho, self.expect.bound[row]
             if rho > ERROR:
                 known = self._new("parameter", "", pair, row, FAIL, rho)
             elif rho > WARNING:
@@ -249,7 +297,6 @@ class _Judge:
     def _traced(self, pair: int, row: int, signature: object, source: int) -> int:
         """An activation or gradient at an input: where it comes from, and whether something happened on the way."""
         maker = self.made.get(signature, -1) if signature is not None else -1
-        self.producer[row] = maker
         if maker >= 0 and self.state[maker] == TAINTED:
             self._hand_on(row, self.cause[maker])
             return self.cause[maker]
@@ -315,7 +362,7 @@ class _Judge:
         if len(sides) == 2:
             reason = "operator_differs"
         found = self._new(cause, reason, pair, row, FAIL, rho)
-        signature = self._signature(row)
+        signature = self.signature[row]
         if signature is not None:
             self.made[signature] = row  # the modules around get the same tensor
         self.findings[found].after = self.last
@@ -356,7 +403,7 @@ class _Judge:
         if self.t[out] < 0 or self.g[out] < 0:
             self._one_sided(out)
             return
-        alias = self.made.get(self._signature(out), -1) if inside else -1
+        alias = self.made.get(self.signature[out], -1) if inside else -1
         if alias >= 0 and self.g[alias] >= 0 and self._same_on_golden(alias, out):
             self._same_event(pair, out, alias)
             return
@@ -397,7 +444,7 @@ class _Judge:
         elif rho > WARNING:
             self.verdict[out], self.status[out] = WARN, "introduced"
         elif not flipped and self.error[out] == self.error[out]:
-            self.expect.recent.append(self.error[out])
+            self.expect.clean(out)
 
     def _inner(self, pair: int) -> list[int]:
         """Leaf rows of the outputs of the calls inside a module: what its own output was computed from."""
@@ -535,5 +582,5 @@ class _Judge:
         self.findings.append(Finding(cause, reason, pair, row, severity, rho))
         if mark:
             self.rho[row] = rho
-            self._mark(row, number, severity, "parameter" if cause == "parameter" else "introduced")
+            self._mark(row, number, severity, cause if cause in ("parameter", "input") else "introduced")
         return number

@@ -50,12 +50,14 @@ REASON = {name: number for number, name in enumerate(REASONS)}
 class Measures:
     """One entry a row of the :class:`LeafPairs`; NaN where a distance cannot be given.
 
-    ``by`` says by what the rows are compared, ``reason`` (index into :data:`REASONS`) why they are not. ``error`` is the relative
-    error (measured where the tensors are there, estimated from the figures else), ``differs`` marks rows of exact kinds that are
-    not equal, ``nonfinite`` those whose non-finite kinds differ. ``rounding`` is the rms rounding error of both dtypes together,
-    ``bound`` the largest rounding error; ``stat`` the rounding of Mean and Norm themselves. ``local`` is the largest error of a
-    single element in units of rms(g), known from tensors only; ``details`` holds what else they say, ``problems`` why a tensor
-    could not be read.
+    * ``by``: by what the rows are compared; ``reason`` (index into :data:`REASONS`) why they are not.
+    * ``error``: the relative error, measured where the tensors are there, estimated from the figures else.
+    * ``local``: the largest error of a single element in units of rms(g), from tensors only.
+    * ``differs``: rows of exact kinds that are not equal; ``nonfinite``: those whose non-finite kinds differ.
+    * ``rounding``: the rms rounding error of both dtypes together, ``bound`` the largest; ``stat`` that of Mean and Norm.
+    * ``squeezed``: shapes that differ by dimensions of 1; ``other_dtype``: dtypes of different kinds (integers of another
+      width, integers for floats).
+    * ``details``: what else tensors say, by row; ``problems``: why a tensor could not be read.
     """
 
     by: NDArray[np.uint8]
@@ -74,6 +76,8 @@ class Measures:
     nonfinite: Flags
     from_tensors: Flags
     is_float: Flags
+    squeezed: Flags
+    other_dtype: Flags
     details: dict[int, Distance] = field(default_factory=dict)
     problems: dict[int, str] = field(default_factory=dict)
 
@@ -101,6 +105,8 @@ def measure(pairs: LeafPairs, target: ValueTable, golden: ValueTable, *, digests
         nonfinite=np.zeros(n, bool),
         from_tensors=np.zeros(n, bool),
         is_float=np.zeros(n, bool),
+        squeezed=np.zeros(n, bool),
+        other_dtype=np.zeros(n, bool),
     )
     both = np.flatnonzero(pairs.both)
     if not len(both):
@@ -111,7 +117,9 @@ def measure(pairs: LeafPairs, target: ValueTable, golden: ValueTable, *, digests
     m.is_float[both] = float_t & float_g
     m.reason[both[tensor_t != tensor_g]] = REASON["kind"]
     _plain(m, both[~tensor_t & ~tensor_g], pairs, target, golden)
-    same_shape = _shapes_equal(target, golden, t, g)
+    same_shape, exactly = _shapes_equal(target, golden, t, g)
+    m.squeezed[both] = tensor_t & tensor_g & same_shape & ~exactly
+    m.other_dtype[both] = tensor_t & tensor_g & _other_kind_of_number(target, golden, t, g)
     tensors = tensor_t & tensor_g
     m.reason[both[tensors & ~same_shape]] = REASON["shape"]
     comparable = tensors & same_shape
@@ -139,11 +147,34 @@ def _of_kind(values: ValueTable, what: str) -> Flags:
     return found | (values.status[:, 0] != 0) if what == "tensor" else found
 
 
-def _shapes_equal(target: ValueTable, golden: ValueTable, t: NDArray[np.int64], g: NDArray[np.int64]) -> Flags:
-    numbers = {shape: i for i, shape in enumerate(target.shapes)}
-    renumbered = np.array([numbers.get(shape, -1) for shape in golden.shapes], np.int64)
-    equal: Flags = target.shape[t] == renumbered[golden.shape[g]]
-    return equal
+def _shapes_equal(
+    target: ValueTable, golden: ValueTable, t: NDArray[np.int64], g: NDArray[np.int64]
+) -> tuple[Flags, Flags]:
+    """Are the shapes the same but for dimensions of 1, and are they the same?"""
+    sides = []
+    numbers: dict[object, int] = {}
+    for values, rows in ((target, t), (golden, g)):
+        squeezed = [s if s is None else tuple(n for n in s if n != 1) for s in values.shapes]
+        by_shape = np.array(
+            [
+                [numbers.setdefault((exact, s), len(numbers)) for exact, s in ((False, a), (True, b))]
+                for a, b in zip(squeezed, values.shapes, strict=True)
+            ]
+        )
+        sides.append(by_shape[values.shape[rows]] if len(rows) else np.zeros((0, 2)))
+    equal = sides[0] == sides[1]
+    return equal[:, 0], equal[:, 1]
+
+
+def _other_kind_of_number(target: ValueTable, golden: ValueTable, t: NDArray[np.int64], g: NDArray[np.int64]) -> Flags:
+    """Do the dtypes differ by more than the precision of a floating-point number?"""
+    numbers: dict[str, int] = {}
+    sides = []
+    for values, rows in ((target, t), (golden, g)):
+        names = ["float" if float_format(short) else short for _, _, short in values.kinds]
+        sides.append(np.array([numbers.setdefault(n, len(numbers)) for n in names], np.int64)[values.kind[rows]])
+    differs: Flags = sides[0] != sides[1]
+    return differs
 
 
 def _plain(m: Measures, rows: NDArray[np.int64], pairs: LeafPairs, target: ValueTable, golden: ValueTable) -> None:

@@ -15,12 +15,14 @@ from numprobe.align.leaves import LeafPairs, pair_leaves
 from numprobe.align.naming import SAME_NAMES, Naming
 from numprobe.align.records import RecordPairs, pair_records
 from numprobe.compare import result as data
-from numprobe.compare.expected import ERROR, Allowed
+from numprobe.compare.expected import ERROR, WARNING, Allowed
 from numprobe.compare.judge import FAIL, INCOMPARABLE, UNMATCHED, WARN, Finding, Judgement, judge
 from numprobe.compare.measure import DIGEST, FLOAT, NOTHING, REASONS, Measures, measure
-from numprobe.compare.tensors import measure_tensors
+from numprobe.compare.tensors import measure_tensors, tensors_of
 from numprobe.formats.dump import RankDump
 from numprobe.formats.layout import RankFolder
+from numprobe.metrics.permutation import find_layouts
+from numprobe.record.errors import NumprobeError
 from numprobe.record.names import FORWARD, OpName, parse_name
 
 WORST = {verdict: rank for rank, verdict in enumerate(("pass", INCOMPARABLE, UNMATCHED, WARN, FAIL))}
@@ -236,7 +238,7 @@ def _finding(compared: Compared, found: Finding) -> data.Finding:
         phase=calls.phase[i],
         layer=next((layer for n in [calls.ops[i].name, *inside] if (layer := _layer(n)) is not None), None),
         rho=_number(found.rho),
-        error=_number(compared.measures.error[row].item()) if len(rows) else None,
+        error=_number(_apart(compared, found)) if len(rows) else None,
         expected=_number(judged.expected[row]) if len(rows) else None,
         after=_name(compared, found.after)[0] if found.after is not None and found.after >= 0 else None,
         parameter=_parameter(compared, row, inside) if found.cause == "parameter" else "",
@@ -248,7 +250,34 @@ def _finding(compared: Compared, found: Finding) -> data.Finding:
         consequences=found.consequences,
         target_place=_place(target, t),
         golden_place=_place(golden, g),
+        layout=_layout(compared, row) if found.cause in ("introduced", "parameter") else "",
     )
+
+
+def _apart(compared: Compared, found: Finding) -> float:
+    """The relative error of a finding. The figures of a parameter show a cast or another tensor, no noise to be estimated."""
+    m, row = compared.measures, found.row
+    if found.cause == "parameter" and not m.from_tensors[row]:
+        return float(np.fmax(m.d_norm[row], m.d_extreme[row]))
+    return float(m.error[row])
+
+
+def _layout(compared: Compared, row: int) -> str:
+    """``block_swap axis 1, 16 each: 0, 1`` and the like, where the target holds the golden elements in another order."""
+    if row not in compared.measures.details:
+        return ""
+    sides = ((compared.target, int(compared.leaves.target[row])), (compared.golden, int(compared.leaves.golden[row])))
+    try:
+        one, other = (tensors_of(calls).open(calls.values.files[i]) for calls, i in sides)
+        found = find_layouts(one, other, tolerance=WARNING * max(compared.judgement.expected[row], 0.0))
+    except (NumprobeError, KeyError):
+        return ""
+    if not found:
+        return ""
+    first = found[0]
+    axes = f" axis {', '.join(map(str, first.axes))}" if first.axes else ""
+    size = f", {first.size} each" if first.size else ""
+    return f"{first.kind}{axes}{size}{': ' + ', '.join(map(str, first.blocks)) if first.blocks else ''}"
 
 
 def _layer(name: str) -> int | None:
@@ -288,12 +317,14 @@ def _place(calls: Calls, i: int) -> data.Place | None:
         return None
     index, place = calls.dump.index, calls.dump.place
     begin, end = int(index.start[i]), int(index.end[i])
-    return data.Place(f"{place.key}/{place.file}", begin, end - begin)
+    step = f"{place.folder.parent.name}/" if place.folder.parent.name.startswith("step") else ""
+    return data.Place(f"{step}{place.key}/{place.file}", begin, end - begin)
 
 
 def _leaf(compared: Compared, row: int) -> data.Leaf:
     judged, m = compared.judgement, compared.measures
     role, path = _slot(compared, row)
+    details = m.details.get(row)
     return data.Leaf(
         role,
         path,
@@ -305,6 +336,9 @@ def _leaf(compared: Compared, row: int) -> data.Leaf:
         _number(m.error[row].item()),
         _number(judged.expected[row]),
         _number(judged.rho[row]),
+        bool(m.from_tensors[row]),
+        details.mismatching if details else None,
+        list(details.max_abs_index) if details and details.max_abs_index else None,
     )
 
 

@@ -25,7 +25,9 @@ class Side(msgspec.Struct, frozen=True):
 
 
 class Leaf(msgspec.Struct, frozen=True):
-    """A pair of leaves that a finding cites. ``error`` is ||t - g|| / ||g||, estimated where only figures are there."""
+    """A pair of leaves that a finding cites. ``error`` is ||t - g|| / ||g||, estimated where only figures are there.
+
+    ``mismatching`` is the share of elements that are not equal, ``worst`` where the largest difference is."""
 
     role: str
     path: str
@@ -37,6 +39,9 @@ class Leaf(msgspec.Struct, frozen=True):
     error: float | None = None
     expected: float | None = None
     rho: float | None = None
+    from_tensors: bool = False
+    mismatching: float | None = None
+    worst: list[int] | None = None
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -53,7 +58,8 @@ class Finding(msgspec.Struct):
     ``op`` is the innermost record of the target that shows it, ``golden_op`` its partner; None on the side that has none.
     ``cause`` is one of :data:`CAUSES`, ``reason`` a code that says more. ``after`` is the last record before a gap that agreed,
     ``only_target`` and ``only_golden`` the records without partner that belong to it, ``inside`` the modules around the record,
-    ``parameter`` the name of a parameter that differs, ``consequences`` how many leaves hand it on.
+    ``parameter`` the name of a parameter that differs, ``consequences`` how many leaves hand it on. ``layout`` says in which
+    order the target holds the golden elements, where that is all that differs (:mod:`numprobe.metrics.permutation`).
     """
 
     cause: str
@@ -81,6 +87,7 @@ class Finding(msgspec.Struct):
     consequences: int
     target_place: Place | None
     golden_place: Place | None
+    layout: str = ""
 
 
 class RankPair(msgspec.Struct, frozen=True):

@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 
 from numprobe.align.calls import Calls
 from numprobe.align.leaves import LeafPairs
-from numprobe.compare.measure import DIGEST, FLOAT, INTEGER, REASON, Measures
-from numprobe.formats.tensors import open_tensor
+from numprobe.compare.measure import DIGEST, FLOAT, INTEGER, REASON, REASONS, Measures
+from numprobe.formats.tensors import TensorFolder
 from numprobe.metrics.distance import Distance, distance, shapes
 from numprobe.record.errors import NumprobeError
 
 AHEAD = 64  # pairs in work at once
+LOOKED_AT = ("", "no_figures", "nonfinite")  # what only figures cannot say
 
 
 def measure_tensors(measures: Measures, leaves: LeafPairs, target: Calls, golden: Calls, *, threads: int) -> None:
@@ -30,9 +30,9 @@ def measure_tensors(measures: Measures, leaves: LeafPairs, target: Calls, golden
     rows = [
         (row, files_t.get(t, ""), files_g.get(g, ""))
         for row, (t, g) in enumerate(zip(leaves.target.tolist(), leaves.golden.tolist(), strict=True))
-        if (t in files_t or g in files_g) and t >= 0 and g >= 0 and not measures.reason[row]
+        if (t in files_t or g in files_g) and t >= 0 and g >= 0 and REASONS[measures.reason[row]] in LOOKED_AT
     ]
-    folders = [calls.dump.place.folder / "dump_tensor_data" for calls in (target, golden)]
+    folders = [tensors_of(calls) for calls in (target, golden)]
     with ThreadPoolExecutor(threads) as pool:
         for begin in range(0, len(rows), AHEAD):  # bounded, so that an interrupt is not waited for
             part = rows[begin : begin + AHEAD]
@@ -44,7 +44,12 @@ def measure_tensors(measures: Measures, leaves: LeafPairs, target: Calls, golden
                     measures.problems[row] = found
 
 
-def _look(row: tuple[int, str, str], folders: list[Path], measures: Measures) -> Distance | str | None:
+def tensors_of(calls: Calls) -> TensorFolder:
+    """The tensors that lie beside a dump.json."""
+    return TensorFolder(calls.dump.place.folder / "dump_tensor_data")
+
+
+def _look(row: tuple[int, str, str], folders: list[TensorFolder], measures: Measures) -> Distance | str | None:
     """The distance of one pair; a text says why there is none; None where nothing is to be measured."""
     number, one, other = row
     if measures.by[number] == DIGEST and not measures.differs[number]:
@@ -52,7 +57,7 @@ def _look(row: tuple[int, str, str], folders: list[Path], measures: Measures) ->
     if not one or not other:
         return "no tensor was saved on one side"
     try:
-        tensors = [open_tensor(folder / name, folder) for folder, name in zip(folders, (one, other), strict=True)]
+        tensors = [folder.open(name) for folder, name in zip(folders, (one, other), strict=True)]
         if shapes(tensors[0], tensors[1]) == "different":
             return "shape"
         return distance(tensors[0], tensors[1], threads=1)
@@ -61,7 +66,7 @@ def _look(row: tuple[int, str, str], folders: list[Path], measures: Measures) ->
 
 
 def _take(m: Measures, row: int, d: Distance) -> None:
-    m.details[row] = d
+    m.details[row], m.reason[row] = d, 0
     m.from_tensors[row] = True
     m.nonfinite[row] = d.nonfinite_mismatch > 0
     if m.is_float[row] or "complex" in d.golden.dtype:

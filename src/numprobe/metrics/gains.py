@@ -5,8 +5,8 @@ With e the relative L2 error of a tensor, the error of an output is expected to 
     E^2 = r_target^2 + r_golden^2 + accumulation^2 + sum over inputs (gain_j e_j)^2
 
 where r = 0.4 u is the rms rounding error of a dtype with unit roundoff u = 2^-p (uniform over a binade) and the accumulation term
-is gain sqrt(K) 2^-24 for K products added in fp32 (N. Higham, Accuracy and Stability of Numerical Algorithms, ch. 3 and 4, with the
-statistical sqrt in place of K). Gains follow from first derivatives: add: ||x_j|| / ||y||; matrix product: max(1, ||x|| ||w|| /
+is gain sqrt(K) 2^-24 for K products added in fp32 (N. Higham, Accuracy and Stability of Numerical Algorithms, ch. 3 and 4, with
+the statistical sqrt in place of K). Gains follow from first derivatives: add: ||x_j|| / ||y||; matrix product: max(1, ||x|| ||w|| /
 (sqrt(K) ||y||)), which grows where the sum cancels; mul: 1; softmax: sqrt(2) rms(logits), an absolute error of the logits.
 """
 
@@ -42,7 +42,8 @@ _WORDS = {
     Family.MOVE: """view reshape transpose permute t squeeze unsqueeze expand expand_as repeat repeat_interleave chunk split
         split_with_sizes cat concat concatenate stack flatten unflatten to float half bfloat16 double type type_as clone
         contiguous gather index_select select narrow index index_put masked_select take take_along_dim embedding embedding_bag
-        scatter pad roll flip where masked_fill clamp clamp_min clamp_max maximum minimum max min amax amin relu triu tril diagonal
+        scatter pad roll flip where masked_fill clamp clamp_min clamp_max maximum minimum max min amax amin relu triu tril
+        diagonal
         index_add index_copy copy detach identity unbind movedim swapaxes swapdims broadcast_to getitem setitem fill dropout
         npu_format_cast abs neg hardtanh relu6""",
     Family.SUM: "add sub rsub sum mean cumsum addcmul addcdiv lerp iadd isub radd add_rmsnorm var std",

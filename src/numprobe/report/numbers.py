@@ -50,8 +50,10 @@ def percent(share: float) -> str:
     if value == 0:
         return "0 %"
     digits = 3 if abs(value) >= 9.95 else 2
-    places = max(digits - 1 - math.floor(math.log10(abs(value))), 0)
-    return f"{value:.{places}f} %"
+    power = math.floor(math.log10(abs(value)))
+    if power < -4:
+        return f"{value:.{digits - 1}e} %".replace("e-0", "e-")
+    return f"{value:.{max(digits - 1 - power, 0)}f} %"
 
 
 def signed(value: float) -> str:

@@ -49,6 +49,8 @@ def _finding(number: int, f: Finding, lang: str) -> list[str]:
     if inside := view.modules(f):
         lines.append(f"- {say(lang, 'screen.inside')}: " + " < ".join(code(m) for m in inside))
     lines += [f"- {say(lang, 'screen.code')}: {code(line)}" for line in view.code(f)[:3]]
+    if order := view.layout(f):
+        lines.append(f"- {joined(CATALOGUE.pieces(lang, order.key, order.values))}")
     if f.consequences:
         lines.append(f"- {say(lang, 'consequences', count=f.consequences)}")
     leaves = view.cited(f, 16)

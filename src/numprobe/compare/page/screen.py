@@ -20,10 +20,10 @@ def render_terminal(result: CompareResult, lang: str, style: Style, report_path:
     symbol = style.symbol(SYMBOLS[result.verdict])
     verdict = style.paint(say(lang, f"verdict.{result.verdict}"), "strong")
     said = view.headline(result)
-    sentence = (
-        f"{verdict}{': ' if lang == 'en' else '：'}{joined(CATALOGUE.pieces(lang, said.key, said.values), style)}"
-    )
     first = result.findings[0] if result.findings else None
+    order = view.layout(first) if first else None
+    sentences = [joined(CATALOGUE.pieces(lang, s.key, s.values), style) for s in (said, order) if s]
+    sentence = f"{verdict}{say(lang, 'list.colon')}{say(lang, 'list.sentence').join(sentences)}"
     blocks = [
         wrap(sentence, style.width, f"{symbol} ", " " * (columns(symbol) + 1)),
         _facts(result, first, lang, style),

@@ -65,6 +65,11 @@ def _shown(error: float | None) -> float | None:
     return error if error is not None and error < float("inf") else None
 
 
+def layout(f: Finding) -> Said | None:
+    """In which order the target holds the golden elements, if that is all."""
+    return Said("layout.same", {"layout": f.layout}) if f.layout else None
+
+
 def place(f: Finding, lang: str) -> str:
     """``step 0, rank 3, layer 11, forward``."""
     parts = []
@@ -135,7 +140,8 @@ def counts(result: CompareResult, lang: str) -> str:
 
 def unread(result: CompareResult) -> list[str]:
     """Ranks without partner, and those that could not be read."""
-    return [pair.target or pair.golden for pair in result.ranks if pair.status in ("missing", "unreadable")]
+    left = [pair.target or pair.golden for pair in result.ranks if pair.status in ("missing", "unreadable")]
+    return list(dict.fromkeys(left))
 
 
 def percent(value: float | None) -> str:
