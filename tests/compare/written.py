@@ -20,7 +20,7 @@ def tensor(values: object, dtype: str = "torch.float32", **more: object) -> dict
     array = np.asarray(values)
     leaf: dict[str, object] = {"type": "torch.Tensor", "dtype": dtype, "shape": list(array.shape)}
     if array.size:
-        wide = array.astype(np.float64)
+        wide = np.real(array).astype(np.float64)
         leaf |= {"Max": wide.max().item(), "Min": wide.min().item()}
         leaf |= {"Mean": wide.mean().item(), "Norm": float(np.linalg.norm(wide.ravel())), "stat_dtype": "float64"}
     else:

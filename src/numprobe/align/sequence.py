@@ -13,7 +13,9 @@ from collections.abc import Callable, Hashable, Sequence
 Pair = tuple[int, int]
 Likeness = Callable[[int, int], float]
 
-SMALL = 40_000  # cells of a scoring alignment; larger regions go by fewest edits
+SMALL = 40_000  # cells of a scoring alignment; larger regions go by fewest edits, and are scored near the diagonal
+MARGIN = 8  # how far from the diagonal, beyond the difference in length
+WIDEST_BAND = 1_000_000
 EDITS = 400
 
 
@@ -45,11 +47,23 @@ def match(a: Sequence[Hashable], b: Sequence[Hashable], likeness: Likeness | Non
                 if a0 < i and b0 < j:
                     regions.append((a0, i, b0, j))
                 a0, b0 = i + 1, j + 1
-        elif (a1 - a0) * (b1 - b0) <= SMALL:
-            pairs += _scored(a, a0, a1, b, b0, b1, likeness)
         else:
-            pairs += _fewest_edits(a, a0, a1, b, b0, b1)
+            pairs += _without_anchors(a, a0, a1, b, b0, b1, likeness)
     return sorted(pairs)
+
+
+def _without_anchors(
+    a: Sequence[Hashable], a0: int, a1: int, b: Sequence[Hashable], b0: int, b1: int, likeness: Likeness | None
+) -> list[Pair]:
+    rows, width = a1 - a0, b1 - b0
+    if rows * width <= SMALL:
+        return _scored(a, a0, a1, b, b0, b1, likeness, max(rows, width))
+    fewest = _fewest_edits(a, a0, a1, b, b0, b1)
+    band = abs(rows - width) + MARGIN
+    if likeness is None or rows * band > WIDEST_BAND:
+        return fewest
+    scored = _scored(a, a0, a1, b, b0, b1, likeness, band)  # of equal elements, those that are alike
+    return scored if len(scored) >= len(fewest) else fewest
 
 
 def _same_counts(a: Sequence[Hashable], b: Sequence[Hashable]) -> bool:
@@ -89,25 +103,36 @@ def _once(keys: Sequence[Hashable], begin: int, end: int) -> dict[Hashable, int]
 
 
 def _scored(
-    a: Sequence[Hashable], a0: int, a1: int, b: Sequence[Hashable], b0: int, b1: int, likeness: Likeness | None
+    a: Sequence[Hashable],
+    a0: int,
+    a1: int,
+    b: Sequence[Hashable],
+    b0: int,
+    b1: int,
+    likeness: Likeness | None,
+    band: int,
 ) -> list[Pair]:
-    """Needleman-Wunsch without gap costs: as many equal elements as possible, and the most alike of them."""
+    """Needleman-Wunsch without gap costs: as many equal elements as possible, and the most alike of them.
+
+    Only cells within ``band`` of the diagonal are looked at; none outside is ever better than those at its edge.
+    """
     rows, width = a1 - a0, b1 - b0
-    best = [[0.0] * (width + 1) for _ in range(rows + 1)]
+    best: list[dict[int, float]] = [{} for _ in range(rows + 1)]
     for i in range(rows - 1, -1, -1):
         here, below = best[i], best[i + 1]
-        for j in range(width - 1, -1, -1):
-            score = below[j] if below[j] >= here[j + 1] else here[j + 1]
+        for j in range(min(width, i + band + 1) - 1, max(i - band, 0) - 1, -1):
+            score = max(below.get(j, 0.0), here.get(j + 1, 0.0))
             if a[a0 + i] == b[b0 + j]:
-                both = below[j + 1] + 1 + (likeness(a0 + i, b0 + j) if likeness else 0.0)
+                both = below.get(j + 1, 0.0) + 1 + (likeness(a0 + i, b0 + j) if likeness else 0.0)
                 score = max(score, both)
             here[j] = score
     pairs = []
     i = j = 0
     while i < rows and j < width:
-        if best[i][j] == best[i + 1][j]:
+        score = best[i].get(j, 0.0)
+        if score == best[i + 1].get(j, 0.0):
             i += 1
-        elif best[i][j] == best[i][j + 1]:
+        elif score == best[i].get(j + 1, 0.0):
             j += 1
         else:
             pairs.append((a0 + i, b0 + j))

@@ -382,7 +382,8 @@ class _Judge:
         if self.findings:
             self._hand_on(row, len(self.findings) - 1)
             return self.cause[row]
-        found = self._new("layout" if self.compared_outputs else "input", "shape", pair, row, FAIL, math.inf)
+        cause = "layout" if self.compared_outputs or self.role[row] != INPUT else "input"
+        found = self._new(cause, "shape", pair, row, FAIL, math.inf)
         self.verdict[row] = FAIL
         return found
 

@@ -17,13 +17,14 @@ from numprobe.align.records import RecordPairs, pair_records
 from numprobe.compare import result as data
 from numprobe.compare.expected import ERROR, WARNING, Allowed
 from numprobe.compare.judge import FAIL, INCOMPARABLE, UNMATCHED, WARN, Finding, Judgement, judge
-from numprobe.compare.measure import DIGEST, FLOAT, NOTHING, REASONS, Measures, measure
+from numprobe.compare.measure import DIGEST, FLOAT, NOTHING, REASON, REASONS, Measures, measure
 from numprobe.compare.tensors import measure_tensors, tensors_of
 from numprobe.formats.dump import RankDump
 from numprobe.formats.layout import RankFolder
 from numprobe.metrics.permutation import find_layouts
 from numprobe.record.errors import NumprobeError
-from numprobe.record.names import FORWARD, OpName, parse_name
+from numprobe.record.names import BACKWARD, FORWARD, OpName, parse_name
+from numprobe.record.trace import OUTPUT
 
 WORST = {verdict: rank for rank, verdict in enumerate(("pass", INCOMPARABLE, UNMATCHED, WARN, FAIL))}
 
@@ -89,9 +90,25 @@ def compare_ranks(task: RankTask) -> Compared:
 
 def _measured(task: RankTask, leaves: LeafPairs, target: Calls, golden: Calls) -> Measures:
     measures = measure(leaves, target.values, golden.values, digests=not task.ignore_digests)
+    if target.dump.index.info.grad_kind != golden.dump.index.info.grad_kind:
+        _leave_out_gradients(measures, leaves, target)
     if task.tensors:
         measure_tensors(measures, leaves, target, golden, threads=task.threads)
     return measures
+
+
+def _leave_out_gradients(measures: Measures, leaves: LeafPairs, target: Calls) -> None:
+    """Backward records of API calls hold the call's own gradients in one collector, those of its last autograd node in another:
+    what they return cannot be compared."""
+    values = target.values
+    of_api = np.array([op.kind == "api" and op.direction == BACKWARD for op in values.ops], bool)
+    returned = np.array([role == OUTPUT for role, _ in values.slots], bool)
+    both = np.flatnonzero(leaves.both)
+    rows = leaves.target[both]
+    chosen = both[of_api[values.op_of()[rows]] & returned[values.slot[rows]]] if len(both) else both
+    measures.reason[chosen] = REASON["gradient_definition"]
+    measures.differs[chosen] = measures.nonfinite[chosen] = False
+    measures.error[chosen] = np.nan
 
 
 def _errors_of(
