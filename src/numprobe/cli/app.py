@@ -15,6 +15,8 @@ app = typer.Typer(
 )
 synth_app = typer.Typer(help="Simulated dumps with known truth.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(synth_app, name="synth")
+collect_app = typer.Typer(help="The recorder of PyTorch programs.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(collect_app, name="collect")
 
 
 def _version(value: bool) -> None:
@@ -35,13 +37,14 @@ def main(
 
 
 def _register() -> None:
-    from numprobe.cli import compare, demo, inspect, nan, synth
+    from numprobe.cli import collect, compare, demo, inspect, nan, synth
 
     app.command("nan")(nan.nan)
     app.command("compare")(compare.compare)
     app.command("inspect")(inspect.inspect)
     app.command("demo")(demo.demo)
     synth_app.command("nan")(synth.synth_nan)
+    collect_app.command("check", context_settings=collect.CONTEXT)(collect.check)
 
 
 _register()

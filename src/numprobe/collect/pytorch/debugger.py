@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -38,7 +39,8 @@ class PrecisionDebugger:
             debugger.step()
 
     Every instance is a collection of its own; the first one is also what the methods mean when they are called on the class.
-    ``close()`` takes all hooks away; with ``with``, at the end of the block.
+    ``close()`` takes all hooks away; with ``with``, at the end of the block. With the environment variable NUMPROBE_RECORD=0
+    nothing is recorded, and nothing hooked.
 
     Args:
         config_path: config.json or .yaml; without it, the defaults.
@@ -62,7 +64,8 @@ class PrecisionDebugger:
         named = {"task": task, "dump_path": dump_path, "level": level, "step": step}
         given = {key: value for key, value in named.items() if value is not None} | settings
         self.settings: Settings = load_settings(config_path, **given)
-        self.session = Session(self.settings)
+        self._off = os.environ.get("NUMPROBE_RECORD") == "0"  # from outside, for one run
+        self.session = Session(self.settings, off=self._off)
         self._reloading = Reloading(self.settings, lambda: load_settings(config_path, **given))
         if PrecisionDebugger.default is None:
             PrecisionDebugger.default = self
@@ -143,7 +146,7 @@ class PrecisionDebugger:
             self.session.stop()
             self.session.close()
             self.settings = settings
-            self.session = Session(settings)
+            self.session = Session(settings, off=self._off)
             self.session.step_number = step
         if not self._reloading.enabled:
             self.session.rest()

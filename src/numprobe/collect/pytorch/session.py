@@ -36,9 +36,9 @@ Models: TypeAlias = "nn.Module | Sequence[nn.Module]"
 
 
 class Session:
-    """Collects what ``settings`` ask for, from ``start`` to ``stop``, step by step, until ``close``."""
+    """Collects what ``settings`` ask for, from ``start`` to ``stop``, step by step, until ``close``; ``off``: nothing at all."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, off: bool = False) -> None:
         _refuse_what_is_not_there(settings)
         self.settings = settings
         self.step_number = 0
@@ -77,13 +77,13 @@ class Session:
         self._points = Points(self.recorder)
         self._rank: int | None = None
         self._prepared: set[Path] = set()
-        self._ended = self._found_all = False
+        self._ended, self._found_all = off, False
         self._told_rank = self._told_folder = False
         self._tokens: _Tokens | None = None
         self._single: ModuleHooks | None = None
         self._loader = InputLoader(settings.load, lambda: (self.step_number, self._rank)) if settings.load else None
         self._crash = CrashWriter(self.recorder) if settings.task == "exception_dump" else None
-        if self._wants_apis:
+        if self._wants_apis and not off:
             self._wrappers.install()
 
     # --- what a program calls ------------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ class Session:
 
     def save(self, variable: Any, name: str, *, backward: bool = True) -> None:
         """Record one value under a name (level debug)."""
-        if self.settings.level != "debug" or not self.settings.wants_step(self.step_number):
+        if self._ended or self.settings.level != "debug" or not self.settings.wants_step(self.step_number):
             return
         self._rank = current_rank()
         if not self.settings.wants_rank(self._rank):
@@ -262,7 +262,8 @@ class Session:
         )
 
     def wrap(self, module: Any, api: str, prefix: str) -> None:
-        self._wrappers.functions.wrap(module, api, prefix)
+        if not self._ended:
+            self._wrappers.functions.wrap(module, api, prefix)
 
     def unwrap(self, module: Any, api: str) -> bool:
         return self._wrappers.functions.unwrap(module, api)

@@ -1,0 +1,1 @@
+"""``numprobe collect check``: does the recorder leave a script's numbers alone?"""
