@@ -202,6 +202,23 @@ def test_functions_keep_their_faces(tmp_path: Path):
     assert torch.equal(pickle.loads(pickled)(x), layer(x))  # the wrapped function that it holds works on, unrecorded
 
 
+def test_functions_that_two_modules_export_stay_one(tmp_path: Path):
+    """``P2POp(dist.isend, ...)`` compares with the isend of the module in which it is defined."""
+    dist = pytest.importorskip("torch.distributed")
+    if not dist.is_available():
+        pytest.skip("torch without distributed")
+    before = dist.isend, dist.irecv
+    with PrecisionDebugger(dump_path=tmp_path, level="L1") as debugger:
+        debugger.start()
+        assert dist.isend is not before[0]
+        for name in ("isend", "irecv", "all_reduce", "batch_isend_irecv"):
+            assert getattr(dist, name) is getattr(dist.distributed_c10d, name)
+        debugger.stop()
+        debugger.step()
+    assert (dist.isend, dist.irecv) == before
+    assert (dist.distributed_c10d.isend, dist.distributed_c10d.irecv) == before
+
+
 def test_subclasses_with_their_own_functions(tmp_path: Path):
     class Marked(Tensor):
         @classmethod

@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import distributed_c10d as c10d
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -64,7 +63,7 @@ def work(rank: int, folder: str, dtype: str, meeting: str) -> None:
         gathered = [torch.zeros_like(total) for _ in range(2)]
         dist.all_gather(gathered, total)
         received = torch.zeros_like(total)
-        sends = [dist.P2POp(c10d.isend, total, 1 - rank), dist.P2POp(c10d.irecv, received, 1 - rank)]
+        sends = [dist.P2POp(dist.isend, total, 1 - rank), dist.P2POp(dist.irecv, received, 1 - rank)]
         for request in dist.batch_isend_irecv(sends):
             request.wait()
         dist.broadcast(received, src=0)

@@ -43,6 +43,7 @@ class FunctionHooks:
         self._masks = {**ignored_arguments(), **masks}
         self._originals: list[tuple[Any, str, Any, Any]] = []  # owner, attribute, what recorded, what was there before
         self._wrapped: set[tuple[int, str]] = set()
+        self._exported: dict[tuple[int, str, str], Any] = {}  # original, prefix, name -> what records it in a module
 
     # --- installing ----------------------------------------------------------------------------------------------
 
@@ -66,12 +67,18 @@ class FunctionHooks:
         """
         original = getattr(owner, attribute)
         own = vars(owner).get(attribute, INHERITED) if hasattr(owner, "__dict__") else original
+        exported = (id(original), prefix, attribute)
+        if isinstance(owner, ModuleType) and exported in self._exported:
+            # a function that several modules export stays one: P2POp takes isend and irecv by identity
+            self._put(owner, attribute, self._exported[exported], own)
+            return
         call = self._recording(original, prefix, attribute.rpartition(".")[2], after)
         # under the name where it stands, so that a model that holds it can be pickled
         if isinstance(owner, type):
             call.__module__, call.__qualname__ = owner.__module__, f"{owner.__qualname__}.{attribute}"
         elif isinstance(owner, ModuleType):
             call.__module__, call.__qualname__ = owner.__name__, attribute
+            self._exported[exported] = call
         self._put(owner, attribute, call, own)
 
     def replace(self, owner: Any, attribute: str, call: Any) -> None:
@@ -145,6 +152,7 @@ class FunctionHooks:
         while self._originals:
             put_back(*self._originals.pop())
         self._wrapped.clear()
+        self._exported.clear()
         compiled.prepare()
 
     # --- a call --------------------------------------------------------------------------------------------------
