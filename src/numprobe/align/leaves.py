@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,8 +36,10 @@ class LeafPairs:
         return (self.target >= 0) & (self.golden >= 0)
 
 
-def pair_leaves(pairs: RecordPairs, target: ValueTable, golden: ValueTable) -> LeafPairs:
-    """Pair the leaves of paired records by role and path."""
+def pair_leaves(
+    pairs: RecordPairs, target: ValueTable, golden: ValueTable, given: Mapping[int, int] = MappingProxyType({})
+) -> LeafPairs:
+    """Pair the leaves of paired records by role and path. ``given``: rows of the target whose golden row is known (-1: none)."""
     t_pair, t_row = _expanded(pairs.target, target.first)
     g_pair, g_row = _expanded(pairs.golden, golden.first)
     slots = {slot: i for i, slot in enumerate(target.slots)}
@@ -44,7 +47,7 @@ def pair_leaves(pairs: RecordPairs, target: ValueTable, golden: ValueTable) -> L
     width = len(slots) + 1
     t_key = t_pair * width + target.slot[t_row]
     g_key = g_pair * width + (renumbered[golden.slot[g_row]] if len(g_row) else g_row)
-    if len(t_key) == len(g_key) and (t_key == g_key).all():
+    if not given and len(t_key) == len(g_key) and (t_key == g_key).all():
         pair, rows_t, rows_g = t_pair, t_row, g_row
     else:
         order = np.argsort(g_key, kind="stable")
@@ -54,6 +57,9 @@ def pair_leaves(pairs: RecordPairs, target: ValueTable, golden: ValueTable) -> L
         found[inside] = g_key[order[at[inside]]] == t_key[inside]
         partner = np.full(len(t_key), -1, np.int64)
         partner[found] = order[at[found]]
+        if given:
+            partner = _as_given(partner, t_row, g_row, given)
+            found = partner >= 0
         alone = np.ones(len(g_key), bool)
         alone[partner[found]] = False
         alone &= ~np.isin(g_row, g_row[partner[found]])  # a recompute that ended early is no loss of the first call's output
@@ -64,6 +70,16 @@ def pair_leaves(pairs: RecordPairs, target: ValueTable, golden: ValueTable) -> L
         pair, rows_t, rows_g = pair[by_pair], rows_t[by_pair], rows_g[by_pair]
     first = np.searchsorted(pair, np.arange(len(pairs) + 1))
     return LeafPairs(pair, rows_t, rows_g, first)
+
+
+def _as_given(partner: Rows, t_row: Rows, g_row: Rows, given: Mapping[int, int]) -> Rows:
+    """Partners (positions in ``g_row``) with those that are given in their place."""
+    position = {row: i for i, row in reversed(list(enumerate(g_row.tolist())))}
+    position[-1] = -1
+    known = [(i, position[given[row]]) for i, row in enumerate(t_row.tolist()) if row in given]
+    changed = partner.copy()
+    changed[[i for i, _ in known]] = [at for _, at in known]
+    return changed
 
 
 def _expanded(records: Sequence[int], first: Rows) -> tuple[Rows, Rows]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import TypeAlias
 
 # what wrappers put into module paths: torch's DDP, FSDP, torch.compile, activation checkpointing
 WRAPPERS = frozenset(("module", "_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module", "_forward_module"))
+
+Names: TypeAlias = Callable[[str, str], tuple[str, str]]
 
 
 @lru_cache(maxsize=1 << 16)
@@ -17,20 +20,22 @@ def unwrapped(path: str) -> str:
     return ".".join(p for p in parts if p not in WRAPPERS) if WRAPPERS.intersection(parts) else path
 
 
-def _module(path: str, kind: str) -> tuple[str, str]:
+def same_module(path: str, kind: str) -> tuple[str, str]:
     return unwrapped(path), kind.removeprefix("FSDP")
 
 
-def _api(prefix: str, api: str) -> tuple[str, str]:
+def same_api(prefix: str, api: str) -> tuple[str, str]:
     return prefix, api
 
 
 @dataclass(frozen=True)
 class Naming:
-    """``module(path, class)`` and ``api(prefix, name)`` give what the golden side calls it."""
+    """``module(path, class)`` and ``api(prefix, name)`` give what the golden side calls it. ``given``: records of the target
+    (by op_index) whose golden record is known, whatever the names."""
 
-    module: Callable[[str, str], tuple[str, str]] = _module
-    api: Callable[[str, str], tuple[str, str]] = _api
+    module: Names = same_module
+    api: Names = same_api
+    given: Mapping[int, int] = field(default_factory=dict)
 
 
 SAME_NAMES = Naming()

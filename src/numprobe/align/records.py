@@ -8,7 +8,7 @@ API, the shapes, the code line and the figures decide, never the number. A backw
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from numprobe.align.calls import RECOMPUTE, Calls
@@ -61,7 +61,13 @@ class _Pairing:
     def __post_init__(self) -> None:
         self.taken: set[int] = set()
         self.likeness = Likeness(self.target, self.golden)
-        self.sides = (_Side(self.target, self.naming), _Side(self.golden, SAME_NAMES))
+        given = self.naming.given
+        self.sides = (
+            _Side(self.target, self.naming, given),
+            _Side(self.golden, SAME_NAMES, {g: g for g in given.values()}),
+        )
+        for t, g in given.items():
+            self._pair(t, g)
 
     def pairs(self) -> RecordPairs:
         for phase in (FORWARD, RECOMPUTE):
@@ -85,7 +91,8 @@ class _Pairing:
             for i, parent in enumerate(calls.parent):
                 if calls.phase[i] == phase and (parent < 0 or calls.phase[parent] != phase):
                     roots[calls.around[i]][side].append(i)
-        for one, other in roots.values():
+        inside = [self._inside(t, g, phase) for t, g in self.naming.given.items()]
+        for one, other in [*inside, *roots.values()]:
             self._sequences(one, other, phase)
 
     def _sequences(self, targets: list[int], goldens: list[int], phase: str) -> None:
@@ -96,12 +103,17 @@ class _Pairing:
             pairs = self._sequence(ts, gs)
             for t, g in pairs:
                 self._pair(t, g)
-                inside = [
-                    [k for k in calls.children[i] if calls.phase[k] == phase]
-                    for calls, i in ((self.target, t), (self.golden, g))
-                ]
+                inside = self._inside(t, g, phase)
                 if inside[0] and inside[1]:
-                    work.append((inside[0], inside[1]))
+                    work.append(inside)
+
+    def _inside(self, t: int, g: int, phase: str) -> tuple[list[int], list[int]]:
+        """The calls inside two paired modules."""
+        one, other = self.target, self.golden
+        return (
+            [k for k in one.children[t] if one.phase[k] == phase],
+            [k for k in other.children[g] if other.phase[k] == phase],
+        )
 
     def _sequence(self, ts: list[int], gs: list[int]) -> list[tuple[int, int]]:
         """The pairs of one sequence. A module without partner is opened, the outermost first: it may be a wrapper that the other
@@ -147,11 +159,11 @@ class _Pairing:
         of_forward: dict[int, list[int]] = defaultdict(list)
         one, other = self.sides
         for g, phase in enumerate(self.golden.phase):
-            if phase == BACKWARD:
+            if phase == BACKWARD and g not in self.taken:
                 of_forward[other.first_call(other.forward_of(g))].append(g)
         rest_t: list[int] = []
         for t, phase in enumerate(self.target.phase):
-            if phase != BACKWARD:
+            if phase != BACKWARD or t in self.found:
                 continue
             forward = one.first_call(one.forward_of(t))
             candidates = of_forward.get(self.found.get(forward, -2), [])
@@ -166,14 +178,16 @@ class _Pairing:
             self._pair(t, g)
 
     def _by_name(self, phase: str) -> None:
+        """By name and call; what is left of modules by path and call, where the classes are others."""
         one, other = self.sides
-        waiting: dict[Hashable, list[int]] = defaultdict(list)
-        for g, p in enumerate(self.golden.phase):
-            if p == phase:
-                waiting[other.name_key(g)].append(g)
-        for t, p in enumerate(self.target.phase):
-            if p == phase and (candidates := waiting[one.name_key(t)]):
-                self._pair(t, candidates.pop(0))
+        for strict in (True, False):
+            waiting: dict[Hashable, list[int]] = defaultdict(list)
+            for g, p in enumerate(self.golden.phase):
+                if p == phase and g not in self.taken:
+                    waiting[other.name_key(g, strict)].append(g)
+            for t, p in enumerate(self.target.phase):
+                if p == phase and t not in self.found and (candidates := waiting[one.name_key(t, strict)]):
+                    self._pair(t, candidates.pop(0))
 
     # --- rows ----------------------------------------------------------------------------------------------------
 
@@ -231,16 +245,18 @@ def _between(
 class _Side:
     """Keys of the records of one side, each worked out once."""
 
-    def __init__(self, calls: Calls, naming: Naming) -> None:
+    def __init__(self, calls: Calls, naming: Naming, given: Mapping[int, int]) -> None:
         self.calls = calls
         self.naming = naming
+        self.given = given  # record -> the golden record that it is, whatever the names
         self._identity: dict[int, tuple[Hashable, Hashable]] = {}
 
     def key(self, i: int, strict: bool) -> Hashable:
         """What pairs: path and class of a module, prefix and name of an API; loosely, the path and the name alone."""
         found = self._identity.get(i)
         if found is None:
-            found = self._identity[i] = self._keys(self.calls.ops[i])
+            same = ("given", self.given[i]) if i in self.given else None
+            found = self._identity[i] = (same, same) if same else self._keys(self.calls.ops[i])
         return found[0] if strict else found[1]
 
     def _keys(self, op: OpName) -> tuple[Hashable, Hashable]:
@@ -250,9 +266,12 @@ class _Side:
         prefix, api = self.naming.api(op.prefix, op.api)
         return ("api", prefix, api, op.direction), ("api", api.strip("_"), op.direction)
 
-    def name_key(self, i: int) -> Hashable:
+    def name_key(self, i: int, strict: bool) -> Hashable:
         op = self.calls.ops[i]
-        return (*self.naming.module(op.path, op.api), op.call) if op.is_module else op.name
+        if not op.is_module:
+            return op.name
+        path, kind = self.naming.module(op.path, op.api)
+        return (path, kind, op.call) if strict else (path, op.call)
 
     def forward_of(self, i: int) -> int:
         """The forward record of a backward one; -1 where it is not recorded."""

@@ -250,6 +250,7 @@ class _Judge:
         source = -1
         for number, row in enumerate(inputs):
             if self.t[row] < 0 or self.g[row] < 0:
+                self._one_sided(row)
                 continue
             signature = self.signature[row]
             if self.role[row] == PARAMETER or self._is_parameter(pair, row, signature, number):

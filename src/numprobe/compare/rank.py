@@ -12,8 +12,9 @@ import numpy as np
 
 from numprobe.align.calls import Calls, read_calls
 from numprobe.align.leaves import LeafPairs, pair_leaves
-from numprobe.align.naming import SAME_NAMES, Naming
+from numprobe.align.mapping import NO_MAPPING, Mapping, given_leaves, naming_of
 from numprobe.align.records import RecordPairs, pair_records
+from numprobe.align.unknown import Unknown, unknown_names
 from numprobe.compare import result as data
 from numprobe.compare.expected import ERROR, WARNING, Allowed
 from numprobe.compare.judge import FAIL, INCOMPARABLE, UNMATCHED, WARN, Finding, Judgement, judge
@@ -37,7 +38,7 @@ class RankTask:
     target: RankFolder
     golden: RankFolder
     cache_to: Path | None = None
-    naming: Naming = SAME_NAMES
+    mapping: Mapping = NO_MAPPING
     noise: RankFolder | None = None
     baseline: RankFolder | None = None
     factor: float = 2.0
@@ -60,7 +61,7 @@ class Compared:
 
 
 class RankOutcome(msgspec.Struct):
-    """What goes on from a worker. ``recorded`` counts the leaves of both sides."""
+    """What goes on from a worker. ``recorded`` counts the leaves of both sides, ``unknown`` has names of the mapping."""
 
     pair: data.RankPair
     findings: list[data.Finding]
@@ -68,6 +69,7 @@ class RankOutcome(msgspec.Struct):
     dtypes: list[str]
     recorded: int
     levels: tuple[str, str]
+    unknown: list[Unknown] = []
 
 
 def compare_ranks(task: RankTask) -> Compared:
@@ -77,8 +79,9 @@ def compare_ranks(task: RankTask) -> Compared:
         NumprobeError: a dump cannot be read.
     """
     target, golden = (read_calls(RankDump(folder, task.cache_to)) for folder in (task.target, task.golden))
-    records = pair_records(target, golden, task.naming)
-    leaves = pair_leaves(records, target.values, golden.values)
+    records = pair_records(target, golden, naming_of(task.mapping, target, golden))
+    given = given_leaves(task.mapping, records, target, golden)
+    leaves = pair_leaves(records, target.values, golden.values, given)
     measures = _measured(task, leaves, target, golden)
     allowed = Allowed(
         _errors_of(task, task.noise, golden, leaves, 1.0), _errors_of(task, task.baseline, golden, leaves, task.factor)
@@ -164,6 +167,7 @@ def summarize(compared: Compared) -> RankOutcome:
         _dtypes(compared),
         recorded,
         (compared.target.dump.index.info.level, compared.golden.dump.index.info.level),
+        unknown_names(task.mapping, compared.target, compared.golden),
     )
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from numprobe.align.naming import SAME_NAMES, Naming
+from numprobe.align.mapping import NO_MAPPING, Mapping
+from numprobe.align.unknown import Unknown
 from numprobe.compare import result as data
 from numprobe.compare.rank import WORST, RankOutcome, RankTask, compare_ranks, summarize
 from numprobe.compare.table import table_of, write_parquet
@@ -33,7 +34,7 @@ class CompareOptions:
 
     steps: frozenset[int] | None = None
     ranks: frozenset[int] | None = None
-    naming: Naming = SAME_NAMES
+    mapping: Mapping = NO_MAPPING
     noise: str | Path | None = None
     baseline: str | Path | None = None
     factor: float = 2.0
@@ -44,10 +45,11 @@ class CompareOptions:
 
 @dataclass
 class Comparison:
-    """The result, and the files of the table, one a pair of ranks."""
+    """The result, the files of the table, one a pair of ranks, and the names of the mapping that no rank knows."""
 
     result: data.CompareResult
     parts: list[Path] = field(default_factory=list)
+    unknown: list[Unknown] = field(default_factory=list)
 
 
 def compare(
@@ -80,7 +82,17 @@ def compare(
     stages.begin("conclude")
     result = conclude(one, other, [o for o in outcomes if o is not None], alone)
     stages.end()
-    return Comparison(result, [f for f in files if f.exists()])
+    return Comparison(
+        result, [f for f in files if f.exists()], _unknown_everywhere([o for o in outcomes if o is not None])
+    )
+
+
+def _unknown_everywhere(outcomes: Sequence[RankOutcome]) -> list[Unknown]:
+    read = [outcome.unknown for outcome in outcomes if outcome.pair.status != "unreadable"]
+    everywhere = (
+        set.intersection(*({(u.option, u.side, u.name) for u in of_rank} for of_rank in read)) if read else set()
+    )
+    return [u for u in read[0] if (u.option, u.side, u.name) in everywhere] if read else []
 
 
 class _Stored(msgspec.Struct):
@@ -140,7 +152,7 @@ def _tasks(one: Dump, other: Dump, options: CompareOptions) -> tuple[list[RankTa
     make = partial(
         RankTask,
         cache_to=cache.cache_folder() if options.use_cache else None,
-        naming=options.naming,
+        mapping=options.mapping,
         factor=options.factor,
         ignore_digests=options.by in ("statistics", "tensor"),
         tensors=options.by in ("auto", "tensor"),

@@ -13,9 +13,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, TextIO, TypeAlias
 
+from numprobe.align.items import INPUT, OUTPUT
 from numprobe.compare.msprobe.columns import BASIC, CHECKSUMS, DIFFERENCES, STATISTICS, Mode, header
 from numprobe.compare.msprobe.files import new_text, result_name
-from numprobe.compare.msprobe.items import INPUT, NONE, OUTPUT
+from numprobe.compare.msprobe.items import NONE
 from numprobe.compare.msprobe.rows import Row, cells
 from numprobe.metrics.reference import NOT_APPLICABLE
 

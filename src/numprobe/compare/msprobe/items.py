@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Mapping
 from typing import NamedTuple, TypeAlias
 
+from numprobe.align.items import item_name, place
 from numprobe.metrics.reference import NAN, NOT_APPLICABLE
 from numprobe.record.names import DEBUG, PARAMETERS_GRAD, OpName
 from numprobe.record.nonfinite import Number
@@ -17,8 +18,6 @@ FourFigures: TypeAlias = "tuple[Cell, Cell, Cell, Cell]"  # max, min, mean, norm
 NO_FILE = "-1"
 NONE = "None"
 
-INPUT, PARAMETERS, OUTPUT = "input", "parameters", "output"
-_STATES = {"input_args": INPUT, "input_kwargs": INPUT, "input": INPUT, "parameters": PARAMETERS, "output": OUTPUT}
 ORDER = ("input_args", "input_kwargs", "input", "parameters", "output", PARAMETERS_GRAD, DEBUG)
 P2P = "torch.distributed.P2POp"
 PROCESS_GROUP = "torch.ProcessGroup"
@@ -88,23 +87,6 @@ def items_of(record: Record) -> list[Item]:
 def listed(op: OpName) -> bool:
     """Whether msProbe compares such a record at all."""
     return op.kind != "other"
-
-
-def place(op: OpName, path: str) -> tuple[str, str, str]:
-    """Section, state and key; no state for a leaf that is not listed."""
-    if op.kind == DEBUG:
-        return DEBUG, DEBUG, f".{path}" if path else ""
-    if op.kind == PARAMETERS_GRAD:
-        name, _, index = path.rpartition(".")
-        return PARAMETERS_GRAD, PARAMETERS_GRAD, f".{name}" if name and index.isdecimal() else f".{path}"
-    section, dot, rest = path.partition(".")
-    state = _STATES.get(section, "")
-    return section, state, f".{state}{dot}{rest}"
-
-
-def item_name(op: OpName, key: str, file: object) -> str:
-    """The name of the tensor's file without suffix; of what has none, the record's name and the place."""
-    return file.rpartition(".")[0] if isinstance(file, str) and "." in file else f"{op.name}{key}"
 
 
 def _item(op: OpName, value: Value, state: str, key: str, p2p: Mapping[str, object]) -> Item:

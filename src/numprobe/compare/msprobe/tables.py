@@ -7,6 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
+from numprobe.align.items import item_name, place
 from numprobe.compare.msprobe.columns import Mode
 from numprobe.compare.msprobe.figures import figures_for
 from numprobe.compare.msprobe.items import (
@@ -19,10 +20,8 @@ from numprobe.compare.msprobe.items import (
     Item,
     checksum,
     figure,
-    item_name,
     items_of,
     listed,
-    place,
     shown_scalar,
 )
 from numprobe.compare.msprobe.rows import Listed, Row, rows_of_items
