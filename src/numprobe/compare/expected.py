@@ -6,7 +6,6 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from statistics import median
 
 from numprobe.align.leaves import LeafPairs
 from numprobe.compare.measure import DIGEST, FLOAT, Measures
@@ -55,16 +54,22 @@ class Expectation:
         self.errors: dict[bool, deque[float]] = {way: deque(maxlen=CONTEXT) for way in (False, True)}
         self.norms: dict[bool, deque[float]] = {way: deque(maxlen=CONTEXT) for way in (False, True)}
         self.backward = False
+        self._context: dict[bool, float | None] = {False: None, True: None}
 
     def clean(self, row: int) -> None:
         """Note an output that is as expected: the next ones will be like it."""
         self.errors[self.backward].append(self.error[row])
+        self._context[self.backward] = None
         self.norms[self.backward].append(self.rms[row] * math.sqrt(self.numel[row]))
 
     def context(self) -> float:
-        """The error that clean outputs have at this depth; 0 before the first."""
-        errors = self.errors[self.backward] or self.errors[False]
-        return median(errors) if errors else 0.0
+        """The median error of clean outputs at this depth; 0 before the first."""
+        way = self.backward if self.errors[self.backward] else False
+        found = self._context[way]
+        if found is None:
+            errors = sorted(self.errors[way])
+            found = self._context[way] = errors[len(errors) // 2] if errors else 0.0
+        return found
 
     def handed_on(self, row: int, base: float) -> float:
         """E of a tensor that was made by something of error ``base``.
@@ -103,19 +108,18 @@ class Expectation:
             expected = self.allowed.baseline[row] / WARNING + self.rounding[row]
         if row in self.allowed.noise:
             expected = math.hypot(expected, self.allowed.noise[row])
-        n = max(self.numel[row], 1.0)
+        n = self.numel[row]
         if self.from_tensors[row]:
-            pairs = [(self.error[row], expected)]
+            worst = _ratio(self.error[row], expected)
             if n >= SMALL:
-                pairs.append((self.local[row], expected * math.sqrt(2 * math.log(n)) + self.bound[row] / 2))
-        else:
-            lever, stat = n**0.25, self.stat[row] / WARNING
-            pairs = [
-                (self.d_norm[row], expected / lever + expected * expected / 2 + stat),
-                (self.d_mean[row], expected / lever + stat),
-                (self.d_extreme[row], 2 * expected + self.bound[row] / 4),
-            ]
-        return max((_ratio(distance, unit) for distance, unit in pairs), default=0.0)
+                single = expected * math.sqrt(2 * math.log(n)) + self.bound[row] / 2
+                worst = max(worst, _ratio(self.local[row], single))
+            return worst
+        share, stat = expected / n**0.25 if n > 1 else expected, self.stat[row] / WARNING
+        norm = _ratio(self.d_norm[row], share + expected * expected / 2 + stat)
+        mean = _ratio(self.d_mean[row], share + stat)
+        extreme = _ratio(self.d_extreme[row], 2 * expected + self.bound[row] / 4)
+        return max(norm, mean, extreme)
 
     def everywhere(self, row: int, expected: float) -> bool:
         """Is more than half of the tensor off? A routing decision that went the other way moves a few tokens only. Figures cannot

@@ -27,6 +27,7 @@ from numprobe.record.errors import NumprobeError
 from numprobe.record.names import BACKWARD, FORWARD, OpName, parse_name
 from numprobe.record.trace import OUTPUT
 
+MOST_FINDINGS = 100  # of a pair of ranks; the table has all
 WORST = {verdict: rank for rank, verdict in enumerate(("pass", INCOMPARABLE, UNMATCHED, WARN, FAIL))}
 
 
@@ -70,6 +71,7 @@ class RankOutcome(msgspec.Struct):
     recorded: int
     levels: tuple[str, str]
     unknown: list[Unknown] = []
+    more_findings: int = 0
 
 
 def compare_ranks(task: RankTask) -> Compared:
@@ -162,13 +164,19 @@ def summarize(compared: Compared) -> RankOutcome:
     )
     return RankOutcome(
         pair,
-        [_finding(compared, f) for f in judged.findings],
+        [_finding(compared, f) for f in _first(judged.findings)],
         _heat(compared),
         _dtypes(compared),
         recorded,
         (compared.target.dump.index.info.level, compared.golden.dump.index.info.level),
         unknown_names(task.mapping, compared.target, compared.golden),
+        max(len(judged.findings) - MOST_FINDINGS, 0),
     )
+
+
+def _first(findings: list[Finding]) -> list[Finding]:
+    """Those that are told of with all their figures: errors before warnings, in the order of execution."""
+    return sorted(findings, key=lambda f: (f.severity != FAIL, f.pair))[:MOST_FINDINGS]
 
 
 def _status(compared: Compared) -> str:

@@ -122,7 +122,8 @@ class CompareResult(msgspec.Struct):
     """The conclusion. ``verdict``: pass | fail | inconclusive; ``premise`` says why nothing can be blamed.
 
     ``coverage`` is the share of recorded leaves, of the kinds of records that both sides have, that were compared. ``mode`` is
-    statistics, tensor, digest or mixed; ``detection_limit`` the smallest relative error that figures could have shown.
+    statistics, tensor, digest or mixed; ``detection_limit`` the smallest relative error that figures could have shown;
+    ``more_findings`` counts those that are in the table alone.
     """
 
     verdict: str
@@ -138,6 +139,7 @@ class CompareResult(msgspec.Struct):
     dtypes: list[str]
     notes: list[str]
     detection_limit: float | None = None
+    more_findings: int = 0
 
     @property
     def exit_code(self) -> int:

@@ -281,6 +281,7 @@ def conclude(
         dtypes=list(dict.fromkeys(d for o in read for d in o.dtypes)),
         notes=notes,
         detection_limit=max(limits) if limits else None,
+        more_findings=sum(o.more_findings for o in read),
     )
 
 

@@ -13,6 +13,7 @@ the statistical sqrt in place of K). Gains follow from first derivatives: add: |
 from __future__ import annotations
 
 import enum
+from functools import lru_cache
 
 from numprobe.record.names import OpName
 
@@ -131,9 +132,12 @@ PARAMETER_NAMES = ("weight", "bias", "gamma", "beta")
 
 def family(op: OpName) -> Family:
     """The family of a record, by the API's name (without underscores around it) or by the module's class."""
-    if op.prefix.endswith("Distributed"):
-        return Family.COMMUNICATION
-    if op.kind == "api":
-        return _FAMILIES.get(op.api.rsplit(".", 1)[-1].strip("_").lower(), Family.UNKNOWN)
-    name = op.api.lower()
+    return Family.COMMUNICATION if op.prefix.endswith("Distributed") else _family(op.kind == "api", op.api)
+
+
+@lru_cache(maxsize=4096)
+def _family(api: bool, name: str) -> Family:
+    if api:
+        return _FAMILIES.get(name.rsplit(".", 1)[-1].strip("_").lower(), Family.UNKNOWN)
+    name = name.lower()
     return next((found for part, found in _MODULES if part in name), Family.UNKNOWN)

@@ -57,7 +57,7 @@ def render_html(result: CompareResult, lang: str, *, artifacts: Sequence[str] = 
         "v": view,
         "first": first,
         "others": result.findings[1:MOST_FINDINGS],
-        "more_findings": max(len(result.findings) - MOST_FINDINGS, 0),
+        "more_findings": max(len(result.findings) - MOST_FINDINGS, 0) + result.more_findings,
         "most_names": MOST_NAMES,
         "title": _title(result, first),
         "badge_kind": BADGES[result.verdict],

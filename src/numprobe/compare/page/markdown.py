@@ -9,6 +9,9 @@ from numprobe.report import numbers
 from numprobe.report.markdown import code, escape, joined, table
 
 
+MOST_FINDINGS = 40
+
+
 def render_markdown(result: CompareResult, lang: str) -> str:
     """The whole report. Equal arguments give equal bytes."""
     said = view.headline(result)
@@ -31,8 +34,11 @@ def render_markdown(result: CompareResult, lang: str) -> str:
         lines += [f"- {joined(CATALOGUE.pieces(lang, s.key, s.values))}" for s in steps]
     if result.findings:
         lines += ["", f"## {say(lang, 'page.findings')}"]
-        for number, finding in enumerate(result.findings, 1):
+        for number, finding in enumerate(result.findings[:MOST_FINDINGS], 1):
             lines += ["", *_finding(number, finding, lang)]
+        more = len(result.findings) - MOST_FINDINGS + result.more_findings
+        if more > 0:
+            lines += ["", say(lang, "finding.more", count=more)]
     lines += ["", f"## {say(lang, 'page.ranks')}", "", *_ranks(result, lang), ""]
     return "\n".join(lines)
 

@@ -28,7 +28,7 @@ def render_terminal(result: CompareResult, lang: str, style: Style, report_path:
         wrap(sentence, style.width, f"{symbol} ", " " * (columns(symbol) + 1)),
         _facts(result, first, lang, style),
         _leaves(view.cited(first), lang, style) if first else [],
-        _others(result.findings[1:], lang, style, most - 1),
+        _others(result.findings[1:], lang, style, most - 1, result.more_findings),
         _next(result, lang, style),
     ]
     text = "\n\n".join("\n".join(lines) for lines in blocks if lines)
@@ -92,15 +92,15 @@ def _leaves(leaves: list[Leaf], lang: str, style: Style) -> list[str]:
     return table(head, rows, (2, 3, 4, 5, 6, 7), style) if rows else []
 
 
-def _others(findings: list[Finding], lang: str, style: Style, most: int) -> list[str]:
+def _others(findings: list[Finding], lang: str, style: Style, most: int, more: int) -> list[str]:
     lines: list[str] = []
     for f in findings[:most]:
         said = view.sentence(f)
         mark = style.symbol(f.severity if f.severity in ("error", "warning") else "undecided")
         text = joined(CATALOGUE.pieces(lang, said.key, said.values), style)
         lines += wrap(text, style.width, f"{mark} ", "  ")
-    if len(findings) > most:
-        lines.append(f"  {say(lang, 'finding.more', count=len(findings) - most)}")
+    if len(findings) + more > most:
+        lines.append(f"  {say(lang, 'finding.more', count=len(findings) + more - most)}")
     return lines
 
 
