@@ -310,3 +310,32 @@ def test_gradients_of_another_definition_are_not_rated(tmp_path: Path) -> None:
     golden = write(tmp_path / "g", records)
     table = rows(target, golden, tmp_path / "out")
     assert table.filter(pl.col("role") == "output")["reason"].to_list() == ["gradient_definition"]
+
+
+def two_ranks(folder: Path, own: float, reduced: float) -> Path:
+    """Two ranks that compute and then add up; rank 1 computes ``own`` times too much."""
+    for rank in (0, 1):
+        y = Y * own if rank == 1 else Y
+        write(
+            folder / f"part{rank}",
+            {
+                "Torch.f.0.forward": call([tensor(X)], [tensor(y)]),
+                "Distributed.all_reduce.0.forward": call([tensor(y)], [tensor(reduced * Y)]),
+                "Torch.g.0.forward": call([tensor(reduced * Y)], [tensor(reduced * X * Y)]),
+            },
+        )
+        step = folder / "step0"
+        step.mkdir(exist_ok=True)
+        (folder / f"part{rank}" / "step0" / "rank0").rename(step / f"rank{rank}")
+    return folder / "step0"
+
+
+def test_what_a_collective_brings_in_is_the_finding_of_the_rank_that_made_it(tmp_path: Path) -> None:
+    """msProbe reports the first difference of every rank, without an order."""
+    [finding] = compared(two_ranks(tmp_path / "t", 3.0, 4.0), two_ranks(tmp_path / "g", 1.0, 2.0)).findings
+    assert (finding.op, finding.ranks) == ("Torch.f.0.forward", [1])
+
+
+def test_a_collective_that_is_wrong_itself_is_the_finding(tmp_path: Path) -> None:
+    [finding] = compared(two_ranks(tmp_path / "t", 1.0, 4.0), two_ranks(tmp_path / "g", 1.0, 2.0)).findings
+    assert (finding.op, finding.reason, finding.ranks) == ("Distributed.all_reduce.0.forward", "received", [0, 1])

@@ -425,8 +425,9 @@ class _Judge:
             return
         if kind is Family.CREATE and not self.differs[out] and self.error[out] == 0:
             return
+        received = kind is Family.COMMUNICATION
         if self.nonfinite[out]:
-            self._new("nonfinite", "", pair, out, FAIL, math.inf)
+            self._new("nonfinite", "received" if received else "", pair, out, FAIL, math.inf)
             return
         expected = self.expect.output(Family.CONTAINER if inside else kind, among, out, backward)
         rho = self.expect.rho(out, expected)
@@ -438,6 +439,7 @@ class _Judge:
             self.state[out] = FLIPPED
         if rho > ERROR:
             reason = "digest" if self.by[out] == DIGEST else "argument" if scalars else ""
+            reason = "received" if received else reason
             choices = any(self.by[r] in (INTEGER, NOTHING) or self.reason[r] for r in flipped)  # indices, other tokens
             if flipped and (self.by[out] == DIGEST or (choices and not self.expect.everywhere(out, expected))):
                 self.verdict[out], self.status[out] = WARN, "tie"
@@ -487,7 +489,8 @@ class _Judge:
             self.status[out] = "random" if kind is Family.RANDOM else "tie"
             self.first_flip = min(self.first_flip, pair)
         else:
-            self._new("introduced", "", pair, out, FAIL, math.inf)
+            reason = "received" if kind is Family.COMMUNICATION else ""
+            self._new("introduced", reason, pair, out, FAIL, math.inf)
 
     def _hand_on(self, row: int, source: int) -> None:
         self.state[row], self.cause[row] = TAINTED, source
