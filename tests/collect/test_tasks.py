@@ -18,7 +18,6 @@ from torch import nn  # noqa: E402
 
 from numprobe.collect.pytorch import reloading  # noqa: E402
 from numprobe.pytorch import PrecisionDebugger  # noqa: E402
-from numprobe.record.errors import NumprobeError  # noqa: E402
 
 from .dumps import only  # noqa: E402
 from .recording import assert_is, recorded  # noqa: E402
@@ -223,12 +222,6 @@ def test_compat_gives_the_reference_s_figures(tmp_path: Path):
     assert list(record) == ["type", "dtype", "shape", "Max", "Min", "Mean", "Norm", "requires_grad"]
     header = json.loads(next(tmp_path.rglob("dump.json")).read_text())
     assert list(header) == ["task", "level", "framework", "dump_data_dir", "data"]
-
-
-@pytest.mark.parametrize("settings", [{"format": "parquet"}], ids=lambda s: next(iter(s)))
-def test_what_is_not_there_yet_is_refused(tmp_path: Path, settings: dict[str, str]):
-    with pytest.raises(NumprobeError, match="E-COL-007"):
-        PrecisionDebugger(dump_path=tmp_path, level="L1", **settings)
 
 
 def test_a_rank_list_without_a_rank(tmp_path: Path, caplog: pytest.LogCaptureFixture):

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import msgspec
 import torch
 
+from numprobe.collect.pytorch.parquet import ParquetValues
 from numprobe.collect.pytorch.stacks import Stacks
 from numprobe.collect.pytorch.values import ANY_KEY, OnTensor, TensorRecord, describe, tensor_type
 from numprobe.formats.msprobe.write import DUMP_FOOT, AppendedObject, dump_head, figure, member
@@ -74,7 +75,9 @@ class Tally:
 class StepFiles:
     """The files of one rank and step, opened when there is something to write."""
 
-    def __init__(self, folder: Path, task: str, level: str, extra: dict[str, object], *, tensors: bool) -> None:
+    def __init__(
+        self, folder: Path, task: str, level: str, extra: dict[str, object], *, tensors: bool, step: int, table: bool
+    ) -> None:
         tensor_folder = folder / "dump_tensor_data"
         folder.mkdir(parents=True, exist_ok=True)
         name = "debug.json" if level == "debug" else "dump.json"
@@ -83,6 +86,8 @@ class StepFiles:
         self.dump = AppendedObject(folder / name, head, DUMP_FOOT)
         self.construct = AppendedObject(folder / "construct.json")
         self.stack = AppendedObject(folder / "stack.json")
+        header = {"task": task, "level": level, "framework": "pytorch", **extra}
+        self.table = ParquetValues(folder, step, header) if table else None
 
     def move(self, folder: Path) -> None:
         """Give the folder another name, with all that is in it."""
@@ -90,6 +95,8 @@ class StepFiles:
         self.folder, self.tensor_folder = folder, folder / self.tensor_folder.name
         for file in (self.dump, self.construct, self.stack):
             file.path = folder / file.path.name
+        if self.table is not None:
+            self.table.folder = folder
 
 
 class Recorder:
@@ -367,6 +374,8 @@ class Recorder:
                 entries.append(self._rows.pop(key))
             try:
                 self.tally.bytes += self.files.dump.append([member(e.name, e.value) for e in entries])
+                if self.files.table is not None and entries:
+                    self.files.table.add((e.name, e.value) for e in entries)
                 self._unexplained += len(entries)
                 if self.stacks is not None and (everything or self._unexplained >= BATCH or self._batch >= BATCH):
                     self._write_structure()  # stacks of many entries at once, since equal ones are written once
@@ -421,6 +430,15 @@ class Recorder:
         self._unexplained = 0
         self._parents.clear()
         self._stack_of.clear()
+
+    def finish(self) -> None:
+        """The step is written and over: files that are only whole at the end."""
+        with self.lock:
+            if self.files is not None and self.files.table is not None:
+                try:
+                    self.files.table.close()
+                except OSError as error:
+                    self.tally.problems[f"{error.strerror or error}: {self.files.folder}"] += 1
 
     def note(self, key: str, value: object) -> None:
         """Add a member to construct.json that is no record; at the end of a step, since it comes last."""

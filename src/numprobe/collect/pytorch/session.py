@@ -21,6 +21,7 @@ from numprobe.collect.pytorch.filters import NameFilter
 from numprobe.collect.pytorch.loading import InputLoader
 from numprobe.collect.pytorch.megatron import MICRO_STEP_KEY, MicroSteps
 from numprobe.collect.pytorch.modules import ModuleHooks
+from numprobe.collect.pytorch.parquet import require_pyarrow
 from numprobe.collect.pytorch.phases import Phases
 from numprobe.collect.pytorch.points import Points
 from numprobe.collect.pytorch.recorder import BATCH, Recorder, StepFiles, clear_old_run
@@ -39,7 +40,8 @@ class Session:
     """Collects what ``settings`` ask for, from ``start`` to ``stop``, step by step, until ``close``; ``off``: nothing at all."""
 
     def __init__(self, settings: Settings, *, off: bool = False) -> None:
-        _refuse_what_is_not_there(settings)
+        if settings.format == "parquet":
+            require_pyarrow()
         self.settings = settings
         self.step_number = 0
         self.scope = Scope()
@@ -316,7 +318,15 @@ class Session:
                 if aside is not None:
                     log.warning("numprobe: %s held an earlier run, which is now %s", folder, aside.name)
                 self._prepared.add(folder)
-            files = StepFiles(folder, settings.task, settings.level, self._extra(), tensors=settings.saves_tensors)
+            files = StepFiles(
+                folder,
+                settings.task,
+                settings.level,
+                self._extra(),
+                tensors=settings.saves_tensors,
+                step=self.step_number,
+                table=settings.format == "parquet",
+            )
             if settings.saves_tensors:
                 sink = TensorWriter(files.tensor_folder, settings.tensor_format, until_flush=settings.async_dump)
                 compare = self._differences
@@ -362,6 +372,7 @@ class Session:
         if self.recorder.files is not None:
             if self._micro_steps.last is not None:
                 self.recorder.note(MICRO_STEP_KEY, self._micro_steps.last)
+            self.recorder.finish()
             self._report()
         self._micro_steps.restart()
         self.recorder.end_step()
@@ -388,19 +399,6 @@ class Session:
             log.error("numprobe: NOT RECORDED: %d entries: %s", count, problem)
         for what, count in (self._figures.take_unsupported() if self._figures is not None else {}).items():
             log.warning("numprobe: no figures of %d tensors: %s", count, what)
-
-
-def _refuse_what_is_not_there(settings: Settings) -> None:
-    for key, value, asked in (("format", "parquet", settings.format == "parquet"),):
-        if asked:
-            raise NumprobeError(
-                "E-COL-007",
-                "{key}: {value} is not supported yet",
-                key=key,
-                value=value,
-                where=str(settings.config_path or ""),
-                do="leave {key} out",
-            )
 
 
 def _root(model: Models | None) -> nn.Module:

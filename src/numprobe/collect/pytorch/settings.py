@@ -69,7 +69,7 @@ class Settings:
         white_list, black_list: names of APIs that the pre-check runs or leaves out; no others are recorded for it.
         error_data_path: folder where the pre-check saves what failed.
         real_data: the pre-check runs on the recorded inputs themselves, not on random ones of the same extremes.
-        format: records as JSON files or as Parquet.
+        format: ``parquet`` writes the values as a table too, at the end of each step (needs ``numprobe[sql]``).
         tensor_format: one .pt a tensor, or safetensors files of many.
         compat: figures and gradients as the reference defines them, in its keys (refinement 27).
         overwrite: write into a dump folder that holds files already.
