@@ -267,7 +267,7 @@ def _finding(compared: Compared, found: Finding) -> data.Finding:
         phase=calls.phase[i],
         layer=next((layer for n in [calls.ops[i].name, *inside] if (layer := _layer(n)) is not None), None),
         rho=_number(found.rho),
-        error=_number(_apart(compared, found)) if len(rows) else None,
+        error=_number(_apart(compared, row, found.cause == "parameter")) if len(rows) else None,
         expected=_number(judged.expected[row]) if len(rows) else None,
         after=_name(compared, found.after)[0] if found.after is not None and found.after >= 0 else None,
         parameter=_parameter(compared, row, inside) if found.cause == "parameter" else "",
@@ -283,11 +283,14 @@ def _finding(compared: Compared, found: Finding) -> data.Finding:
     )
 
 
-def _apart(compared: Compared, found: Finding) -> float:
-    """The relative error of a finding. The figures of a parameter show a cast or another tensor, no noise to be estimated."""
-    m, row = compared.measures, found.row
-    if found.cause == "parameter" and not m.from_tensors[row]:
-        return float(np.fmax(m.d_norm[row], m.d_extreme[row]))
+def _apart(compared: Compared, row: int, parameter: bool = False) -> float:
+    """The relative error of a row as a reader would work it out: measured, or what the figures differ by where that alone is more
+    than was expected. Else the estimate from them. Figures of a parameter show a cast or another tensor, nothing to estimate."""
+    m = compared.measures
+    expected = compared.judgement.expected[row]
+    plain = float(np.fmax(m.d_norm[row], m.d_extreme[row]))
+    if not m.from_tensors[row] and (parameter or plain > WARNING * expected):
+        return plain
     return float(m.error[row])
 
 
@@ -362,7 +365,7 @@ def _leaf(compared: Compared, row: int) -> data.Leaf:
         judged.verdict[row],
         judged.status[row],
         REASONS[m.reason[row]],
-        _number(m.error[row].item()),
+        _number(_apart(compared, row, judged.status[row] == "parameter")),
         _number(judged.expected[row]),
         _number(judged.rho[row]),
         bool(m.from_tensors[row]),

@@ -128,7 +128,7 @@ def next_steps(result: CompareResult) -> list[Said]:
     if f.cause == "parameter":
         return [Said("next.weights", {"parameter": f.parameter})]
     if f.reason in GAPS:
-        return [Said("next.record", {"module": module})]
+        return [Said("next.record" if f.reason == "gap" else "next.operators", {"module": module})]
     steps = [Said("next.arguments" if f.reason == "argument" else "next.code", {"op": op})]
     return steps if result.mode == "tensor" else [*steps, Said("next.tensor", {"op": op})]
 
