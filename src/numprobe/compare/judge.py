@@ -116,6 +116,7 @@ class _Judge:
         self.made: dict[object, int] = {}  # signature of a tensor of the target -> the leaf row that made it last
         self.parameters = self._parameter_signatures()
         self.known_parameters: dict[object, int] = {}  # signature -> finding
+        self.kinds = {name: {op.kind for op in side.ops} for name, side in (("target", target), ("golden", golden))}
         self.alone: list[int] = []  # record pairs without partner
         self.first_flip = len(records)  # the record pair where a near-tie first went the other way
         self.missing: list[int] = []  # record pairs without partner since the last compared call
@@ -547,10 +548,7 @@ class _Judge:
     def _report_alone(self) -> None:
         """Records without partner that explain no finding: one finding for each stretch of them."""
         explained = {pair for finding in self.findings for pair in finding.unmatched}
-        left = [p for p in self.alone if p not in explained and not self._of_routing(p)]
-        one_sided_apis = len({self._side(p) for p in left}) == 1 and self._levels_differ()
-        if one_sided_apis:
-            return
+        left = [p for p in self.alone if p not in explained and not self._of_routing(p) and self._could_be_paired(p)]
         before = -2
         for pair in left:
             if pair != before + 1 or self._side(pair) != self._side(before):
@@ -565,10 +563,11 @@ class _Judge:
         op = self.target.ops[t] if t >= 0 else self.golden.ops[g]
         return op.direction == BACKWARD or self.first_flip < pair
 
-    def _levels_differ(self) -> bool:
-        """Has one side only modules, or only APIs?"""
-        kinds = [{op.kind for op in side.ops} & {"module", "api"} for side in (self.target, self.golden)]
-        return kinds[0] != kinds[1]
+    def _could_be_paired(self, pair: int) -> bool:
+        """Does the other side have records of this kind at all? At level L0 there are no API calls, at L1 no modules."""
+        t, g = self.records.target[pair], self.records.golden[pair]
+        kind = (self.target.ops[t] if t >= 0 else self.golden.ops[g]).kind
+        return kind in self.kinds["golden" if t >= 0 else "target"]
 
     def _one_sided(self, row: int) -> None:
         self.verdict[row] = UNMATCHED

@@ -13,6 +13,7 @@ import msgspec
 from numprobe.align.mapping import NO_MAPPING, Mapping
 from numprobe.align.unknown import Unknown
 from numprobe.compare import result as data
+from numprobe.compare.msprobe.output import Compat, write_rank
 from numprobe.compare.rank import WORST, RankOutcome, RankTask, compare_ranks, summarize
 from numprobe.compare.table import table_of, write_parquet
 from numprobe.execution.executor import choose
@@ -41,6 +42,7 @@ class CompareOptions:
     by: str = "auto"
     jobs: int | None = None
     use_cache: bool = True
+    compat: Compat | None = None
 
 
 @dataclass
@@ -111,6 +113,8 @@ def _work(item: tuple[RankTask, Path | None]) -> RankOutcome:
     except NumprobeError as error:
         return _unreadable(task, error)
     outcome = summarize(compared)
+    if task.compat is not None:
+        write_rank(compared, task.compat)
     if part is not None:
         with writing(part.parent):
             write_parquet(table_of(compared), part)
@@ -156,6 +160,7 @@ def _tasks(one: Dump, other: Dump, options: CompareOptions) -> tuple[list[RankTa
         factor=options.factor,
         ignore_digests=options.by in ("statistics", "tensor"),
         tensors=options.by in ("auto", "tensor"),
+        compat=options.compat,
     )
     noise = open_dump(options.noise, use_cache=options.use_cache) if options.noise else None
     baseline = open_dump(options.baseline, use_cache=options.use_cache) if options.baseline else None
@@ -258,7 +263,7 @@ def conclude(
     counts: Counter[str] = Counter(dict.fromkeys(data.VERDICTS, 0))
     for outcome in read:
         counts.update(outcome.pair.counts)
-    findings = _collapsed(_without_received([f for o in read for f in o.findings]))
+    findings, later = _of_first_step(_collapsed(_without_received([f for o in read for f in o.findings])))
     compared, recorded = sum(o.pair.compared for o in read), sum(o.recorded for o in read)
     levels = {o.levels for o in read if o.levels[0] != o.levels[1]}
     notes = [f"levels:{a}:{b}" for a, b in sorted(levels)]
@@ -281,7 +286,7 @@ def conclude(
         dtypes=list(dict.fromkeys(d for o in read for d in o.dtypes)),
         notes=notes,
         detection_limit=max(limits) if limits else None,
-        more_findings=sum(o.more_findings for o in read),
+        more_findings=sum(o.more_findings for o in read) + later,
     )
 
 
@@ -299,6 +304,15 @@ def _without_received(findings: list[data.Finding]) -> list[data.Finding]:
     """What a collective brought in from another rank is that rank's finding, where it has one in the same step."""
     own = {f.step for f in findings if f.reason != "received" and f.severity == "error"}
     return [f for f in findings if f.reason != "received" or f.step not in own]
+
+
+def _of_first_step(findings: list[data.Finding]) -> tuple[list[data.Finding], int]:
+    """Without what differs in later steps: parameters that were updated from wrong gradients are no news. And how many those are."""
+    wrong = [f.step for f in findings if f.severity == "error" and f.step is not None]
+    if not wrong:
+        return findings, 0
+    kept = [f for f in findings if f.step is None or f.step <= min(wrong)]
+    return kept, len(findings) - len(kept)
 
 
 def _collapsed(findings: list[data.Finding]) -> list[data.Finding]:
