@@ -127,7 +127,7 @@ def test_only_the_used_output_of_several(tmp_path: Path):
 
 
 def test_one_tensor_in_two_places(tmp_path: Path):
-    """Its gradient is one: the whole of it stands at the first place."""
+    """Each place has its own part."""
     x = random(3, 4).requires_grad_()
     record = recorded(tmp_path, lambda: torch.mul(x * 1.0, x * 1.0).sum().backward()).data["Torch.mul.0.backward"]
     assert_is(record["output"][0], x)
@@ -139,8 +139,8 @@ def test_one_tensor_in_two_places(tmp_path: Path):
 
     record = recorded(tmp_path / "same", same).data["Torch.mul.0.backward"]
     assert record["grad_of"] == ["0", "1"]
-    assert_is(record["output"][0], 2 * x)
-    assert record["output"][1] is None
+    assert_is(record["output"][0], x)
+    assert_is(record["output"][1], x)
 
 
 def test_leaf_inputs(tmp_path: Path):
@@ -555,3 +555,100 @@ def test_training_is_bit_identical(tmp_path: Path, dtype: torch.dtype):
             watched = trained(start, dtype, debugger)
         assert all(torch.equal(a, b) for a, b in zip(watched, plain, strict=True)), level
     assert all(torch.equal(a, b) for a, b in zip(trained(start, dtype, None), plain, strict=True))
+
+
+# --- one tensor, several uses ------------------------------------------------------------------------------------
+
+
+def test_a_leaf_whose_cast_autocast_has_kept(tmp_path: Path):
+    """Three calls use one cast of x; each record has what its own call contributes, in float32."""
+    x = random(3, 4).requires_grad_()
+    weights = [random(4, 4, seed=i + 1).bfloat16() for i in range(3)]
+
+    def program() -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            total = sum(torch.matmul(x, w).float().square().sum() for w in weights)
+        total.backward()
+
+    data = recorded(tmp_path, program).data
+    parts = []
+    for i, w in enumerate(weights):
+        own = x.detach().bfloat16().requires_grad_()
+        torch.matmul(own, w).float().square().sum().backward()
+        parts.append(own.grad.float())
+        record = data[f"Torch.matmul.{i}.backward"]
+        assert record["grad_of"] == ["0"]
+        assert_is(record["output"][0], parts[-1])
+    assert not is_of(data["Torch.matmul.0.backward"]["output"][0], sum(parts)), "the sum is another"
+    exact = sum(part.double() for part in parts)
+    assert torch.allclose(x.grad.double(), exact, rtol=2e-2, atol=2e-2 * exact.abs().max().item())
+
+
+def test_without_the_cache_every_call_has_a_cast(tmp_path: Path):
+    x = random(3, 4).requires_grad_()
+    w = random(4, 4, seed=1).bfloat16()
+
+    def program() -> None:
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+            total = torch.matmul(x, w).float().sum() + torch.matmul(x, w).float().square().sum()
+        total.backward()
+
+    data = recorded(tmp_path, program).data
+    own = x.detach().bfloat16().requires_grad_()
+    torch.matmul(own, w).float().sum().backward()
+    assert_is(data["Torch.matmul.0.backward"]["output"][0], own.grad.float())
+
+
+def test_a_module_under_autocast(tmp_path: Path):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    x = random(3, 4).requires_grad_()
+
+    def program() -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            y = model(x)
+        y.float().square().sum().backward()
+
+    data = recorded(tmp_path, program, model=model, level="L0").data
+    assert_is(data["Module.0.Linear.backward.0"]["output"][0], x.grad)
+
+
+TWICE: dict[str, Callable[[Tensor], Tensor]] = {
+    "Tensor.__mul__": lambda x: x * x,
+    "Torch.sub": lambda x: torch.sub(x, x, alpha=3.0),
+    "Torch.div": lambda x: torch.div(x, x),
+    "Torch.cat": lambda x: torch.cat([x, x]),
+    "Torch.where": lambda x: torch.where(torch.tensor([[True], [False], [True]]), x, x),
+    "Torch.addcmul": lambda x: torch.addcmul(x, x, x, value=0.5),
+    "Functional.mse_loss": lambda x: F.mse_loss(x, x),
+    "Torch.maximum": lambda x: torch.maximum(x, x),
+}
+
+
+@pytest.mark.parametrize("name", list(TWICE))
+@pytest.mark.parametrize("leaf", [True, False])
+def test_a_tensor_that_is_given_twice(tmp_path: Path, name: str, leaf: bool):
+    """Each place has its own part, as if two tensors of the same values had been given."""
+    x = random(3, 4).abs().add(0.5).requires_grad_()
+
+    def program() -> None:
+        given = x if leaf else torch.mul(x, 1.0)
+        (TWICE[name](given) * 2).sum().backward()
+
+    record = recorded(tmp_path, program).data[f"{name}.0.backward"]
+    places = record["output"]
+    assert len(places) == len(record["grad_of"]) >= 2
+    assert sum(p["Mean"] for p in places) == pytest.approx(x.grad.mean().item(), abs=1e-6)
+    if name == "Torch.sub":
+        assert [p["Max"] for p in places] == [2.0, -6.0]
+    if name == "Torch.where":
+        assert [(p["Max"], p["Min"]) for p in places] == [(2.0, 0.0)] * 2
+    if name == "Torch.div":
+        assert places[0]["Min"] > 0 > places[1]["Max"]
+
+
+def test_a_tensor_that_is_given_twice_to_several_nodes(tmp_path: Path):
+    """Which of its ways belongs to which place cannot be told: the first has the whole."""
+    x = random(4, 4).requires_grad_()
+    record = recorded(tmp_path, lambda: F.linear(x, x).square().sum().backward()).data["Functional.linear.0.backward"]
+    assert_is(record["output"][0], x.grad)
+    assert record["output"][1] is None

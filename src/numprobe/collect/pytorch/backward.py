@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from numprobe.collect.pytorch.gradients import Edges, InputGradients, Node, tensors_in
+from numprobe.collect.pytorch.plain import to
 from numprobe.collect.pytorch.recorder import Entry, Recorder
 from numprobe.collect.pytorch.scope import Scope, backward_of
 
@@ -67,6 +68,7 @@ class BackwardRecord:
         self._kept: bool | None = None
         self._ways: InputGradients | None = None
         self._slots: dict[int, int] = {}
+        self._dtypes: dict[int, torch.dtype] = {}
         self._passed: set[int] = set()
         self._parent = backward_of(parent)
 
@@ -82,6 +84,7 @@ class BackwardRecord:
             return
         numbers = [n for n, t in enumerate(given.tensors) if parameters or not _is_parameter(t)]
         self._slots = {n: k for k, n in enumerate(numbers)}
+        self._dtypes = {n: given.tensors[n].dtype for n in numbers} if given.edges.cast_once else {}
         body = self._entry.body
         if self._wanted.output_gradients:
             body["input"] = [None] * len(slots)
@@ -177,6 +180,9 @@ class BackwardRecord:
         k = self._slots.get(number)
         if k is not None and gradient is not None and self._begins():
             with self._scope.quiet():
+                dtype = self._dtypes.get(number, gradient.dtype)
+                if gradient.dtype is not dtype:  # on its way into a cast of autocast
+                    gradient = to(gradient, dtype)
                 self._entry.body["output"][k] = self._recorder.one(self._entry, f"output.{k}", gradient)
 
     def _left(self) -> None:

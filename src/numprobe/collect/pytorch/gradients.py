@@ -22,22 +22,31 @@ next_sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
 
 class Edges:
-    """Where the gradients of some tensors go, as it is now: an operator in place gives its input another node."""
+    """Where the gradients of some tensors go, as it is now: an operator in place gives its input another node.
 
-    __slots__ = ("_nodes", "_of_leaves", "_of_nodes", "since")
+    Under autocast, leaves are cast once for all calls that use them, and what flows into the cast from this call is its own.
+    """
+
+    __slots__ = ("_again", "_nodes", "_of_leaves", "_of_nodes", "cast_once", "since")
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self.since = next_sequence_number()
         self._nodes: list[Node] = []  # kept, so that their addresses stay theirs
         self._of_nodes: dict[tuple[int, int], int] = {}
         self._of_leaves: dict[int, int] = {}
+        self._again: dict[int, list[int]] = {}  # further places of a tensor that is given more than once
         for i, tensor in enumerate(tensors):
             node = tensor.grad_fn
             if node is not None:
                 self._nodes.append(node)
-                self._of_nodes.setdefault((id(node), tensor.output_nr), i)
+                first = self._of_nodes.setdefault((id(node), tensor.output_nr), i)
             elif tensor.requires_grad:
-                self._of_leaves.setdefault(id(tensor), i)
+                first = self._of_leaves.setdefault(id(tensor), i)
+            else:
+                continue
+            if first != i:
+                self._again.setdefault(first, []).append(i)
+        self.cast_once = bool(self._of_leaves) and _autocasts()
 
     def __bool__(self) -> bool:
         return bool(self._of_nodes or self._of_leaves)
@@ -64,6 +73,9 @@ class Edges:
                     if id(following) in seen:
                         continue
                     leaf = getattr(following, "variable", None)
+                    if leaf is None and self.cast_once:
+                        leaf = _cast_leaf(following)
+                        leaf = leaf if leaf is not None and id(leaf) in of_leaves else None
                     if leaf is None:
                         if following._sequence_nr() >= since:
                             seen[id(following)] = following
@@ -77,7 +89,17 @@ class Edges:
                 found.append((node, here))
             if len(seen) > MAX_NODES:
                 return []
+        if self._again and len(seen) == len(found) == 1:
+            self._tell_apart(found[0][1])
         return found
+
+    def _tell_apart(self, places: list[tuple[int, int]]) -> None:
+        """Of a call that is one node: a tensor that it is given several times has a gradient at each of its places."""
+        for first, again in self._again.items():
+            here = [k for k, (_, number) in enumerate(places) if number == first]
+            if len(here) == 1 + len(again):
+                for k, number in zip(here, (first, *again), strict=True):
+                    places[k] = places[k][0], number
 
 
 class InputGradients:
@@ -137,6 +159,24 @@ class InputGradients:
             self._on_gradient(number, part)
         elif part is not None:
             self._parts[number] = part
+
+
+def _autocasts() -> bool:
+    """Is autocast on, on any device, with its cache of casts?"""
+    return _cache_enabled() and (_any_autocast() if _any_autocast is not None else torch.is_autocast_enabled())
+
+
+_cache_enabled = torch.is_autocast_cache_enabled
+_any_autocast: Callable[[], bool] | None = getattr(torch._C, "_is_any_autocast_enabled", None)
+
+
+def _cast_leaf(node: Node) -> torch.Tensor | None:
+    """The leaf of which this node is a cast."""
+    if node.name() != "ToCopyBackward0":
+        return None
+    following = node.next_functions[0][0]
+    leaf: torch.Tensor | None = getattr(following, "variable", None)
+    return leaf
 
 
 def tensors_in(value: object, path: str, found: list[tuple[str, torch.Tensor]], depth: int = 0) -> None:
