@@ -94,6 +94,11 @@ class _Pairing:
         inside = [self._inside(t, g, phase) for t, g in self.naming.given.items()]
         for one, other in [*inside, *roots.values()]:
             self._sequences(one, other, phase)
+        left = [
+            [i for i, p in enumerate(calls.phase) if p == phase and calls.ops[i].is_module and i not in paired]
+            for calls, paired in ((self.target, self.found), (self.golden, self.taken))
+        ]
+        self._sequences(left[0], left[1], phase)  # modules that the two trees have in different places
 
     def _sequences(self, targets: list[int], goldens: list[int], phase: str) -> None:
         """Pair two sequences of calls, and then what is inside of those that were paired."""
