@@ -113,11 +113,11 @@ class _Pairing:
                     work.append(inside)
 
     def _inside(self, t: int, g: int, phase: str) -> tuple[list[int], list[int]]:
-        """The calls inside two paired modules."""
+        """The calls inside two paired modules that have no partner yet."""
         one, other = self.target, self.golden
         return (
-            [k for k in one.children[t] if one.phase[k] == phase],
-            [k for k in other.children[g] if other.phase[k] == phase],
+            [k for k in one.children[t] if one.phase[k] == phase and k not in self.found],
+            [k for k in other.children[g] if other.phase[k] == phase and k not in self.taken],
         )
 
     def _sequence(self, ts: list[int], gs: list[int]) -> list[tuple[int, int]]:
