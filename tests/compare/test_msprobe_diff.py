@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from numprobe.compare.msprobe.columns import Mode
-from numprobe.compare.msprobe.diff_analyze import differs, write_diff
+from numprobe.compare.msprobe.diff_analyze import differs, write_first, write_states
+from numprobe.compare.msprobe.files import result_name
+from numprobe.compare.msprobe.rows import Row
 from numprobe.record.errors import NumprobeError
 
 from .msprobe_tables import our_rows, same
@@ -21,25 +24,27 @@ STAMP = "20260101000000"
 IGNORED = ("Torch.empty", "Torch.fill", "Tensor.__setitem__")
 
 
-def first_of_every_rank(ranks: Mapping[str, Sequence[tuple[str, bool]]]) -> dict[str, list[str]]:
+def first_of_every_rank(ranks: Mapping[str, Sequence[Row]], mode: Mode) -> dict[str, list[list[Row]]]:
     """msProbe's first stage: of what comes before communication, the first operator that differs."""
-    chosen: dict[str, list[str]] = {}
-    for key, states in ranks.items():
-        for op, same_on_both in states:
+    chosen: dict[str, list[list[Row]]] = {}
+    for key, rows in ranks.items():
+        for op, group in groupby(rows, key=lambda row: row.op):
+            of_op = list(group)
             if op.startswith("Distributed."):
                 break
-            if not same_on_both and not op.startswith(IGNORED):
-                chosen[key] = [op]
+            if any(differs(row, mode) for row in of_op) and not op.startswith(IGNORED):
+                chosen[key] = [of_op]
                 break
     return chosen
 
 
 def write(folder: Path, out: Path, mode: Mode, *, stack: bool) -> list[Path]:
     ranks = {
-        f"rank{rank}": our_rows(*(folder / side / "step0" / f"rank{rank}" for side in ("target", "golden")), mode)
+        f"rank{rank}": list(our_rows(*(folder / side / "step0" / f"rank{rank}" for side in ("target", "golden")), mode))
         for rank in (0, 1)
     }
-    return write_diff(out, STAMP, ranks, mode, first_of_every_rank, stack=stack)
+    paths = [write_states(out, result_name(STAMP, rank=key), rows, mode, stack=stack) for key, rows in ranks.items()]
+    return [*paths, write_first(out, first_of_every_rank(ranks, mode), mode)]
 
 
 CASES = [
@@ -114,27 +119,20 @@ def test_p2p_of_both_sides_stands_in_one_item(tmp_path: Path) -> None:
     }
 
 
-def test_nothing_to_report_is_no_file(tmp_path: Path) -> None:
+def test_the_same_on_both_sides(tmp_path: Path) -> None:
     same_sides = INTEROP / "ranks" / "golden" / "step0" / "rank0"
     rows = our_rows(same_sides, same_sides, Mode.STATISTICS)
-    (only,) = write_diff(tmp_path, STAMP, {"rank0": rows}, Mode.STATISTICS, first_of_every_rank, stack=False)
-    assert all(entry["is_same"] for entry in json.loads(only.read_text(encoding="utf-8")).values())
-    (empty,) = write_diff(tmp_path, STAMP, {"proc7": []}, Mode.STATISTICS, first_of_every_rank, stack=False)
+    path = write_states(tmp_path, "one", rows, Mode.STATISTICS, stack=False)
+    assert all(entry["is_same"] for entry in json.loads(path.read_text(encoding="utf-8")).values())
+    empty = write_states(tmp_path, "none", [], Mode.STATISTICS, stack=False)
     assert json.loads(empty.read_text(encoding="utf-8")) == {}
-    assert empty.name == f"compare_result_proc7_{STAMP}.json"
 
 
 def test_the_choice_is_the_callers(tmp_path: Path) -> None:
     """Also a later operator, of one rank only."""
     rows = our_rows(*(INTEROP / "ranks" / side / "step0" / "rank1" for side in ("target", "golden")), Mode.STATISTICS)
-    _, report = write_diff(
-        tmp_path,
-        STAMP,
-        {"rank1": rows},
-        Mode.STATISTICS,
-        lambda _: {"rank1": ["Functional.zero.0.forward"]},
-        stack=False,
-    )
+    zero = [row for row in rows if row.op == "Functional.zero.0.forward"]
+    report = write_first(tmp_path, {"rank1": [zero]}, Mode.STATISTICS)
     found = json.loads(report.read_text(encoding="utf-8"))
     assert [entry["op_name"] for entry in found["rank_1"]] == ["Functional.zero.0.forward"]
     assert list(found["rank_1"][0]["data_info"]["output"]) == ["Functional.zero.0.forward.output.0"]

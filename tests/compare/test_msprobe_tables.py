@@ -69,7 +69,7 @@ def test_both_ways_agree(tmp_path_factory: pytest.TempPathFactory, members: list
     (folder / "dump.json").write_text(json.dumps(content), encoding="utf-8")
     rank = only_rank(folder)
     table = TableItems(rank)
-    assert [table.of(i) for i in range(len(data))] == [(r.name.name, items_of(r)) for r in records(rank)]
+    assert [table.of(i) for i in range(len(data))] == [items_of(r) for r in records(rank)]
 
 
 def test_a_record_that_cannot_be_decoded_has_no_items(tmp_path: Path) -> None:
@@ -78,4 +78,4 @@ def test_a_record_that_cannot_be_decoded_has_no_items(tmp_path: Path) -> None:
     )
     (tmp_path / "dump.json").write_text(text, encoding="utf-8")
     rank = only_rank(tmp_path)
-    assert [TableItems(rank).of(i)[1] for i in range(len(rank.index.names))] == [[]] * len(rank.index.names)
+    assert [TableItems(rank).of(i) for i in range(len(rank.index.names))] == [[]] * len(rank.index.names)

@@ -62,7 +62,8 @@ def pair_leaves(
             found = partner >= 0
         alone = np.ones(len(g_key), bool)
         alone[partner[found]] = False
-        alone &= ~np.isin(g_row, g_row[partner[found]])  # a recompute that ended early is no loss of the first call's output
+        # a golden leaf that another target record was compared with is not lost: a recompute that ended early
+        alone &= ~np.isin(g_row, g_row[partner[found]])
         pair = np.concatenate([t_pair, g_pair[alone]])
         rows_t = np.concatenate([t_row, np.full(int(alone.sum()), -1, np.int64)])
         rows_g = np.concatenate([np.where(partner >= 0, g_row[partner], -1) if len(g_row) else partner, g_row[alone]])

@@ -26,11 +26,11 @@ Pairs = tuple[tuple[str, str], ...]  # of the target and of the golden side
 @dataclass(frozen=True)
 class ApiRule:
     """``target`` and ``golden`` are prefix and name (``("Mint", "add")``). ``slots``: of input, output, parameters and
-    parameters_grad, which index or name is which; what is not listed there has no partner. None: all by their places."""
+    parameters_grad, which index or name is which. What such a list leaves out has no partner; without a list, places decide."""
 
     target: tuple[str, str]
     golden: tuple[str, str]
-    slots: Dict[str, Pairs] | None = None
+    slots: Dict[str, Pairs] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def _given_rows(mapping: Mapping, target: Calls, golden: Calls) -> dict[int, int
 
 def given_leaves(mapping: Mapping, records: RecordPairs, target: Calls, golden: Calls) -> dict[int, int]:
     """Leaf rows of the target -> the golden rows that they are given, -1 for none. All others pair by their places."""
-    rules = {rule.target: rule.slots for rule in mapping.apis if rule.slots is not None}
+    rules = {rule.target: rule.slots for rule in mapping.apis if rule.slots}
     found: dict[int, int] = {}
     for t, g in zip(records.target, records.golden, strict=True) if rules else ():
         slots = rules.get((target.ops[t].prefix, target.ops[t].api)) if t >= 0 and g >= 0 else None
@@ -152,8 +152,9 @@ def _by_slots(slots: Dict[str, Pairs], target: Calls, t: int, golden: Calls, g: 
     for key, row in keys_of(target.values, t).items():
         start, state, first, rest = _parts(op, key)
         of = {INPUT: OUTPUT, OUTPUT: INPUT}.get(state, state) if op.direction == BACKWARD else state
-        partner = dict(slots.get(of, ())).get(first)
-        found[row] = -1 if partner is None else partners.get(f"{start}.{partner}{rest}", -1)
+        if of in slots:
+            partner = dict(slots[of]).get(first)
+            found[row] = -1 if partner is None else partners.get(f"{start}.{partner}{rest}", -1)
     return found
 
 

@@ -40,7 +40,7 @@ def _register() -> None:
     from numprobe.cli import collect, compare, demo, inspect, nan, synth
 
     app.command("nan")(nan.nan)
-    app.command("compare")(compare.compare)
+    app.command("compare", cls=compare.CompareCommand)(compare.compare)
     app.command("inspect")(inspect.inspect)
     app.command("demo")(demo.demo)
     synth_app.command("nan")(synth.synth_nan)

@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from numprobe.align.mapping import NO_MAPPING
+from numprobe.align.unknown import Unknown
 from numprobe.compare.messages import CATALOGUE
+from numprobe.compare.msprobe.output import Compat, compat_for, write_first_diff, written
 from numprobe.compare.page.html import render_html
 from numprobe.compare.page.markdown import render_markdown
 from numprobe.compare.page.rows import page_rows
 from numprobe.compare.page.screen import render_json_line, render_terminal
 from numprobe.compare.run import STAGES, CompareOptions, Comparison, compare
+from numprobe.compare.spreadsheet import write_table
 from numprobe.compare.table import write_parquet
 from numprobe.execution.memory import without_collector
 from numprobe.execution.stages import Listener, ignore
-from numprobe.formats.dump import open_dump
+from numprobe.formats.dump import Dump, open_dump
+from numprobe.formats.layout import choose_steps
+from numprobe.record.errors import NumprobeError
+from numprobe.report.errors import error_object, render_error
 from numprobe.report.language import is_utf8
-from numprobe.report.progress import progress_display
+from numprobe.report.progress import json_line, progress_display
 from numprobe.report.run_folder import RunFolder, open_run, writing
 from numprobe.report.running import Told, marked, print_conclusion, refuse_inside
 from numprobe.report.terminal import Style
-
-if TYPE_CHECKING:
-    import polars as pl
 
 TABLE = "compare.parquet"
 WRONG = ("error", "warning", "unmatched_target", "unmatched_golden")
@@ -33,12 +36,18 @@ WRONG = ("error", "warning", "unmatched_target", "unmatched_golden")
 
 @dataclass(frozen=True)
 class Output:
-    """What is written beside the report: ``tables`` of csv and xlsx; ``only_fail`` and ``filter`` choose their rows."""
+    """What is written beside the report: ``tables`` of csv and xlsx; ``only_fail`` and ``filter`` choose their rows.
+
+    ``compat``: msProbe's files too, ``xlsx`` instead of csv; with ``first_diff`` those of its ``-da``.
+    """
 
     tables: tuple[str, ...] = ()
     only_fail: bool = False
     filter: str = ""
     top: int = 5
+    compat: bool = False
+    xlsx: bool = False
+    first_diff: bool = False
 
 
 def run_to_folder(
@@ -57,8 +66,9 @@ def run_to_folder(
         NumprobeError: as :func:`~numprobe.compare.run.compare`, or ``out`` holds something else.
     """
     options, output = options or CompareOptions(), output or Output()
-    for path in (target, golden):  # a wrong path fails before an output folder is made
-        refuse_inside(open_dump(path, use_cache=options.use_cache), out)
+    dumps = [open_dump(path, use_cache=options.use_cache) for path in (target, golden)]
+    for dump in dumps:  # a wrong path fails before an output folder is made
+        refuse_inside(dump, out)
     told = Told(listener)
     inputs: dict[str, object] = {"target": str(Path(target).resolve()), "golden": str(Path(golden).resolve())}
     run = open_run("compare", out, inputs, _manifest_options(options, output, lang))
@@ -66,10 +76,22 @@ def run_to_folder(
         parts = run.path / "parts"
         with writing(run.path):
             parts.mkdir(exist_ok=True)
+        if output.compat:
+            options = replace(options, compat=_compat(run.path, Path(target), dumps[0], options, output))
         comparison = compare(target, golden, options, parts=parts, listener=told)
+        if options.compat is not None:
+            if output.first_diff:
+                write_first_diff(comparison.result, options.compat, *dumps)
+            run.artifacts += written(options.compat)
         _write(run, comparison, output, lang)
     run.finish("done")
     return comparison, run
+
+
+def _compat(folder: Path, target: Path, dump: Dump, options: CompareOptions, output: Output) -> Compat:
+    steps = choose_steps(dump.steps, options.steps, options.ranks)
+    mapped = options.mapping.layers is not None
+    return compat_for(folder, target, len(steps), xlsx=output.xlsx, first_diff=output.first_diff, data_mapping=mapped)
 
 
 def _manifest_options(options: CompareOptions, output: Output, lang: str) -> dict[str, object]:
@@ -80,9 +102,11 @@ def _manifest_options(options: CompareOptions, output: Output, lang: str) -> dic
         "baseline": str(options.baseline) if options.baseline else None,
         "factor": options.factor,
         "by": options.by,
+        "mapping": asdict(options.mapping) if options.mapping != NO_MAPPING else None,
         "tables": list(output.tables),
         "only_fail": output.only_fail,
         "filter": output.filter,
+        "compat": [name for name in ("compat", "xlsx", "first_diff") if getattr(output, name)],
         "lang": lang,
     }
 
@@ -112,30 +136,8 @@ def _write_tables(run: RunFolder, parts: Sequence[Path], output: Output) -> None
     for kind in output.tables:
         name = f"compare.{kind}"
         with writing(run.path):
-            if kind == "csv":
-                _plain_text(shown).write_csv(run.path / name)
-            else:
-                _workbook(_plain_text(shown), run.path / name)
+            write_table(shown, run.path / name)
         run.artifacts.append(name)
-
-
-def _plain_text(frame: pl.DataFrame) -> pl.DataFrame:
-    """Text that a spreadsheet would take for a formula gets a ``'`` in front."""
-    import polars as pl
-
-    text = pl.selectors.string() if hasattr(pl, "selectors") else pl.col(pl.String)
-    return frame.with_columns(pl.when(text.str.contains(r"^[=+\-@]")).then("'" + text).otherwise(text).name.keep())
-
-
-def _workbook(frame: pl.DataFrame, path: Path) -> None:
-    from datetime import datetime
-
-    import xlsxwriter  # type: ignore[import-untyped]
-
-    with xlsxwriter.Workbook(str(path), {"nan_inf_to_errors": True}) as book:
-        book.set_properties({"created": datetime(2000, 1, 1)})
-        for number, piece in enumerate(frame.iter_slices(1_048_500)):
-            piece.write_excel(book, worksheet=f"part_{number}", autofit=False)
 
 
 def run_command(
@@ -158,9 +160,29 @@ def run_command(
         comparison, run = run_to_folder(target, golden, options, out, output, lang=lang, listener=display)
     finally:
         display.close()
+    for warning in map(_warning, comparison.unknown):
+        if progress == "json":
+            print(json_line({**error_object(warning, lang), "kind": "warning"}, sys.stderr), file=sys.stderr)
+        else:
+            print(render_error(warning, lang, style_err, symbol="warning"), file=sys.stderr)
     folder = run.path.as_posix()
     if as_json:
         print_conclusion(render_json_line(comparison.result, folder, ascii_only=not is_utf8(sys.stdout.encoding)))
     else:
         print_conclusion(render_terminal(comparison.result, lang, style_out, f"{folder}/report.html", most=output.top))
     return comparison.result.exit_code
+
+
+def _warning(unknown: Unknown) -> NumprobeError:
+    """Not raised: a name in a mapping may be of a part of the model that was not recorded."""
+    return NumprobeError(
+        "E-CMP-014",
+        "no record of the target is called {name}"
+        if unknown.side == "target"
+        else "no record of the golden run is called {name}",
+        where=unknown.option,
+        found="",
+        do="check the mapping: the nearest is {nearest}" if unknown.nearest else "check the mapping",
+        name=unknown.name,
+        nearest=unknown.nearest,
+    )

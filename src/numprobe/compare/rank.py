@@ -19,6 +19,7 @@ from numprobe.compare import result as data
 from numprobe.compare.expected import ERROR, WARNING, Allowed
 from numprobe.compare.judge import FAIL, INCOMPARABLE, UNMATCHED, WARN, Finding, Judgement, judge
 from numprobe.compare.measure import DIGEST, FLOAT, NOTHING, REASON, REASONS, Measures, measure
+from numprobe.compare.msprobe.output import Compat
 from numprobe.compare.tensors import measure_tensors, tensors_of
 from numprobe.formats.dump import RankDump
 from numprobe.formats.layout import RankFolder
@@ -46,6 +47,7 @@ class RankTask:
     ignore_digests: bool = False
     tensors: bool = True
     threads: int = 1
+    compat: Compat | None = None
 
 
 @dataclass

@@ -14,10 +14,10 @@ from numprobe.report.terminal import Style, columns, pad, printable, wrap
 _TEXTS = Path(__file__).parent / "messages"
 
 
-def render_error(error: NumprobeError, lang: str, style: Style) -> str:
-    """The lines for stderr, without a line break at the end."""
+def render_error(error: NumprobeError, lang: str, style: Style, symbol: str = "error") -> str:
+    """The lines for stderr, without a line break at the end. ``symbol``: ``warning`` where the run goes on."""
     error = error.translated(error_texts(lang))
-    head = f"{style.symbol('error')} {error.code}  "
+    head = f"{style.symbol(symbol)} {error.code}  "
     lines = wrap(printable(error.what), style.width, head, " " * columns(head))
     labelled = [(say(lang, f"error.{label}"), printable(text)) for label, text in error.lines()]
     width = max((columns(label) for label, _ in labelled), default=0)

@@ -1,27 +1,24 @@
 """Where a comparison of many ranks first goes wrong, in the files of msProbe's ``compare -da``.
 
-``compare_result_<rank>_<time>.json`` has every operator with its items, ``diff_analyze_<ns>.json`` the operators that were chosen
-as the first. Which they are is not decided here: the order in time over ranks is the caller's.
+``compare_result_<rank>_<time>.json`` has every operator of a rank with its items, ``diff_analyze_<ns>.json`` the operators that
+come first. Which they are is not decided here: the order in time over ranks is the caller's.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, TextIO, TypeAlias
+from typing import Any, TextIO
 
 from numprobe.align.items import INPUT, OUTPUT
 from numprobe.compare.msprobe.columns import BASIC, CHECKSUMS, DIFFERENCES, STATISTICS, Mode, header
-from numprobe.compare.msprobe.files import new_text, result_name
+from numprobe.compare.msprobe.files import new_text
 from numprobe.compare.msprobe.items import NONE
 from numprobe.compare.msprobe.rows import Row, cells
 from numprobe.metrics.reference import NOT_APPLICABLE
-
-# rank key -> its operators in order and whether they are the same on both sides -> rank key -> the operators to report
-Choose: TypeAlias = "Callable[[Mapping[str, Sequence[tuple[str, bool]]]], Mapping[str, Sequence[str]]]"
 
 THRESHOLD = 0.5  # of a relative difference of an output
 _RELATIVE = slice(DIFFERENCES.index("MaxRelativeErr"), None)
@@ -30,51 +27,44 @@ _GRAD_DIFFERS = "Requires_grad inconsistent. "
 _LEAST_PARTS = 4  # of an operator's name
 
 
-def write_diff(
-    folder: Path, stamp: str, ranks: Mapping[str, Iterable[Row]], mode: Mode, choose: Choose, *, stack: bool
-) -> list[Path]:
-    """Write the result of every rank, and the chosen operators where there are any.
+def write_states(folder: Path, name: str, rows: Iterable[Row], mode: Mode, *, stack: bool) -> Path:
+    """Write ``<name>.json``: every operator of one rank, and whether it is the same on both sides.
 
     Args:
-        stamp: :func:`~numprobe.compare.msprobe.files.timestamp`.
-        ranks: rank key (``rank3``) -> rows of :func:`~numprobe.compare.msprobe.rows.rows` in statistics or md5 mode.
-        choose: which operators come first.
+        rows: those of :func:`~numprobe.compare.msprobe.rows.rows` in statistics or md5 mode.
         stack: the rows have stacks.
 
     Raises:
-        NumprobeError: E-CMP-030 a file exists, E-OUT-002 it cannot be written.
+        NumprobeError: E-CMP-030 the file exists, E-OUT-002 it cannot be written.
     """
-    paths: list[Path] = []
-    found: dict[str, list[tuple[str, bool]]] = {}
-    differing: dict[str, dict[str, list[Row]]] = {}
-    for key, of_rank in ranks.items():
-        states, kept = found.setdefault(key, []), differing.setdefault(key, {})
-        path = folder / f"{result_name(stamp, rank=key)}.json"
-        with new_text(path) as file:
-            _write_object(file, _entries(of_rank, mode, stack, states, kept))
-        paths.append(path)
-    chosen = {key: [(op, differing[key][op]) for op in ops] for key, ops in choose(found).items()}
-    report = {_report_key(key): [_reported(op, of_op, mode) for op, of_op in ops] for key, ops in chosen.items() if ops}
-    if report:
-        path = folder / f"diff_analyze_{time.time_ns()}.json"
-        with new_text(path) as file:
-            json.dump(report, file, indent=2)
-        paths.append(path)
-    return paths
+    path = folder / f"{name}.json"
+    with new_text(path) as file:
+        _write_object(file, _states(rows, mode, stack))
+    return path
 
 
-def _entries(
-    rows: Iterable[Row], mode: Mode, stack: bool, states: list[tuple[str, bool]], kept: dict[str, list[Row]]
-) -> Iterator[tuple[str, dict[str, Any]]]:
+def _states(rows: Iterable[Row], mode: Mode, stack: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     for op, group in groupby(rows, key=lambda row: row.op):
-        if op.count(".") + 1 < _LEAST_PARTS:
-            continue
-        of_op = list(group)
-        same = not any(differs(row, mode) for row in of_op)
-        states.append((op, same))
-        if not same:
-            kept[op] = of_op
-        yield op, {"is_same": same, "op_items": [item_entry(row, mode, stack=stack) for row in of_op]}
+        if op.count(".") + 1 >= _LEAST_PARTS:
+            of_op = list(group)
+            same = not any(differs(row, mode) for row in of_op)
+            yield op, {"is_same": same, "op_items": [item_entry(row, mode, stack=stack) for row in of_op]}
+
+
+def write_first(folder: Path, first: Mapping[str, Sequence[Sequence[Row]]], mode: Mode) -> Path:
+    """Write ``diff_analyze_<ns>.json``.
+
+    Args:
+        first: rank key (``rank3``) -> the operators that come first there, each as its rows.
+
+    Raises:
+        NumprobeError: E-OUT-002 it cannot be written.
+    """
+    path = folder / f"diff_analyze_{time.time_ns()}.json"
+    report = {_report_key(key): [_reported(rows, mode) for rows in operators] for key, operators in first.items()}
+    with new_text(path) as file:
+        json.dump(report, file, indent=2)
+    return path
 
 
 def differs(row: Row, mode: Mode) -> bool:
@@ -120,8 +110,8 @@ def _verdict(row: Row, mode: Mode) -> tuple[str, str]:
     return (NOT_APPLICABLE, _NO_PARTNER + grad) if row.golden is None else ("", grad)
 
 
-def _reported(op: str, rows: Sequence[Row], mode: Mode) -> dict[str, Any]:
-    """What ``diff_analyze_<ns>.json`` says of one operator."""
+def _reported(rows: Sequence[Row], mode: Mode) -> dict[str, Any]:
+    """What is said of one operator."""
     shown = CHECKSUMS[:1] if mode is Mode.MD5 else STATISTICS[:4]
     info: dict[str, dict[str, Any]] = {INPUT: {}, OUTPUT: {}}
     for row in rows:
@@ -130,7 +120,7 @@ def _reported(op: str, rows: Sequence[Row], mode: Mode) -> dict[str, Any]:
             figures = {column: entry[column] for column in (*shown, "NPU P2POp peer")}
             info[row.target.state][entry[BASIC[0]]] = figures
     stack = rows[0].stack
-    return {"op_name": op, "data_info": info, "stack_info": list(stack) if stack else None}
+    return {"op_name": rows[0].op, "data_info": info, "stack_info": list(stack) if stack else None}
 
 
 def _report_key(key: str) -> str:

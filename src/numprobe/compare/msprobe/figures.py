@@ -16,7 +16,7 @@ from numprobe.record.errors import NumprobeError
 TENSOR_FOLDER = "dump_tensor_data"
 
 
-def figures_for(mode: Mode, target: Path, golden: Path) -> Figures:
+def figures_for(mode: Mode, target: Path, golden: Path, threads: int | None = None) -> Figures:
     """What :func:`~numprobe.compare.msprobe.rows.rows` asks for. ``target`` and ``golden`` are the folders of the dump.json."""
     if mode is not Mode.TENSOR:
         return statistics_figures
@@ -24,7 +24,7 @@ def figures_for(mode: Mode, target: Path, golden: Path) -> Figures:
 
     def of_files(one: Item, other: Item) -> Sequence[Cell]:
         try:
-            return tensor_columns(_open(target, one), _open(golden, other))
+            return tensor_columns(_open(target, one), _open(golden, other), threads)
         except NumprobeError:  # cut short: told as msProbe tells it
             return tensor_columns(None, None)
 

@@ -11,11 +11,12 @@ import math
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import TextIOWrapper
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from numprobe.record.errors import NumprobeError
 from numprobe.report.run_folder import writing
@@ -32,6 +33,7 @@ LARGEST = 1.797693134862315e308  # rounded to 16 digits, a larger one is infinit
 CREATED = datetime.datetime(2000, 1, 1)  # in every xlsx, so that equal results are equal files
 
 Line: TypeAlias = Sequence[object]
+Dress: TypeAlias = Callable[[Any, Any, int], None]
 
 _BEGINS_FORMULA = "-+=%@\uff0b\uff0d\uff1d\uff05\uff20"
 _SUSPICIOUS = frozenset(f";{_BEGINS_FORMULA}")
@@ -148,8 +150,13 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def write_xlsx(path: Path, sheets: Iterable[tuple[str, Sequence[str], Sequence[Line]]]) -> Path:
-    """Write a workbook of (sheet name, header, rows). Numbers stay numbers, every text is text.
+def write_xlsx(
+    path: Path, sheets: Iterable[tuple[str, Sequence[str], Iterable[Line]]], dress: Dress | None = None
+) -> Path:
+    """Write a workbook of (sheet name, header, rows). Numbers stay numbers, every text is text, None is an empty cell.
+
+    Args:
+        dress: ``dress(workbook, worksheet, number of rows)`` gives every sheet its looks.
 
     Raises:
         NumprobeError: E-CMP-030 it exists, E-OUT-002 it cannot be written.
@@ -172,9 +179,13 @@ def write_xlsx(path: Path, sheets: Iterable[tuple[str, Sequence[str], Sequence[L
             book.set_properties({"created": CREATED})
             for name, head, lines in sheets:
                 sheet = book.add_worksheet(name)
-                for i, line in enumerate([head, *lines]):
+                rows = -1
+                for rows, line in enumerate(chain([head], lines)):
                     for j, cell in enumerate(line):
-                        _xlsx_cell(sheet, i, j, cell)
+                        if cell is not None:
+                            _xlsx_cell(sheet, rows, j, cell)
+                if dress is not None:
+                    dress(book, sheet, rows)
             try:
                 book.close()
             except FileCreateError as error:

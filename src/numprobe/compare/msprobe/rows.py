@@ -14,7 +14,7 @@ from numprobe.metrics.reference import NOT_APPLICABLE, UNSUPPORTED
 from numprobe.record.trace import Record
 
 Pair: TypeAlias = "tuple[Record | None, Record | None]"
-Listed: TypeAlias = "tuple[str, list[Item]]"
+Matched: TypeAlias = "tuple[Item, Item | None]"
 Figures: TypeAlias = Callable[[Item, Item], Sequence[Cell]]
 
 _TORCH_FLOATS = frozenset(f"torch.{name}" for name in ("float16", "float32", "float64", "bfloat16"))
@@ -51,27 +51,22 @@ def rows(
             have a file. A file that cannot be read is its business: it answers with ``unsupported``.
         stacks: the target's stacks by record name.
     """
-    listings = (
-        (_listed(target), _listed(golden) if golden is not None else None)
+    matched = (
+        (target.name.name, match_items(items_of(target), items_of(golden) if golden is not None else ()))
         for target, golden in pairs
         if target is not None
     )
-    yield from rows_of_items(listings, mode, figures, stacks)
-
-
-def _listed(record: Record) -> Listed:
-    return record.name.name, items_of(record)
+    yield from rows_of_items(matched, mode, figures, stacks)
 
 
 def rows_of_items(
-    pairs: Iterable[tuple[Listed, Listed | None]],
+    records: Iterable[tuple[str, Iterable[Matched]]],
     mode: Mode,
     figures: Figures | None,
     stacks: Mapping[str, Sequence[str]] | None,
 ) -> Iterator[Row]:
-    """:func:`rows` of records whose items are known: pairs of (name of the record, its items)."""
-    for (op, targets), golden in pairs:
-        matched = match_items(targets, golden[1] if golden is not None else [])
+    """:func:`rows` of records whose items are known and matched: (name of the target's record, its items with their partners)."""
+    for op, matched in records:
         compared = [(t, g, _figures(t, g, mode, figures)) for t, g in matched]
         stack = stacks.get(op) if stacks else None
         for (t, g, found), verdict in zip(compared, judge(compared, mode), strict=True):
@@ -79,7 +74,7 @@ def rows_of_items(
             stack = None
 
 
-def match_items(targets: Iterable[Item], goldens: Iterable[Item]) -> Iterator[tuple[Item, Item | None]]:
+def match_items(targets: Iterable[Item], goldens: Iterable[Item]) -> Iterator[Matched]:
     """Every target item with the golden item of the same place; a place that repeats is matched in order.
 
     Items whose dtypes msProbe does not compare (:func:`comparable`) have no partner.

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from types import MappingProxyType
+from typing import TypeAlias
 
 import numpy as np
 
-from numprobe.align.items import item_name, place
+from numprobe.align.items import item_name, keys_of, place
 from numprobe.compare.msprobe.columns import Mode
 from numprobe.compare.msprobe.figures import figures_for
 from numprobe.compare.msprobe.items import (
@@ -24,11 +26,13 @@ from numprobe.compare.msprobe.items import (
     listed,
     shown_scalar,
 )
-from numprobe.compare.msprobe.rows import Listed, Row, rows_of_items
+from numprobe.compare.msprobe.rows import Matched, Row, match_items, rows_of_items
 from numprobe.formats.dump import RankDump
 from numprobe.formats.msprobe.values import ABSENT, GIVEN
 from numprobe.metrics.reference import NOT_APPLICABLE
 from numprobe.record.names import DEBUG, PARAMETERS_GRAD, OpName
+
+Listed: TypeAlias = tuple[str, Iterable[Matched]]
 
 
 def rank_rows(
@@ -37,19 +41,57 @@ def rank_rows(
     pairs: Iterable[tuple[int, int | None]],
     mode: Mode,
     stacks: Mapping[str, Sequence[str]] | None = None,
+    *,
+    given: Mapping[int, int] = MappingProxyType({}),
+    threads: int | None = None,
 ) -> Iterator[Row]:
     """The rows of paired records (by op_index; what has no partner has None) in their order.
 
     Args:
         stacks: the target's stacks by record name; looked up once a record.
+        given: leaf rows of the target whose golden leaf is known (-1: it has none), whatever their places and dtypes.
+        threads: that read tensors.
 
     Raises:
         NumprobeError: E-FMT-010 a dump.json cannot be read any more.
     """
     one, other = TableItems(target), TableItems(golden)
-    figures = figures_for(mode, target.place.dump.parent, golden.place.dump.parent)
-    listings = ((one.of(t), other.of(g) if g is not None else None) for t, g in pairs)
-    yield from rows_of_items(listings, mode, figures, stacks)
+    figures = figures_for(mode, target.place.dump.parent, golden.place.dump.parent, threads)
+    partners = _Given(one, other, given) if given else None
+
+    def matched(t: int, g: int | None) -> Listed:
+        items, candidates = one.of(t), other.of(g) if g is not None else []
+        by_place = match_items(items, candidates)
+        return one.table.names[t], partners.instead(t, by_place) if partners else by_place
+
+    yield from rows_of_items((matched(t, g) for t, g in pairs), mode, figures, stacks)
+
+
+class _Given:
+    """Golden items by the rows that they are given to."""
+
+    def __init__(self, one: TableItems, other: TableItems, given: Mapping[int, int]) -> None:
+        self.one, self.other, self.given = one, other, given
+        owner = one.table.op_of()
+        self.records = frozenset(int(owner[row]) for row in given)
+        self.owner = other.table.op_of()
+
+    def instead(self, t: int, matched: Iterable[Matched]) -> Iterable[Matched]:
+        """The items of a record with the partners that they are given."""
+        if t not in self.records:
+            return matched
+        rows = keys_of(self.one.table, t)
+        return [(item, self._partner(rows.get(item.key, -1), by_place)) for item, by_place in matched]
+
+    def _partner(self, row: int, by_place: Item | None) -> Item | None:
+        if row not in self.given:
+            return by_place
+        golden = self.given[row]
+        if golden < 0:
+            return None
+        g = int(self.owner[golden])
+        key = next((key for key, at in keys_of(self.other.table, g).items() if at == golden), "")
+        return next((item for item in self.other.of(g) if item.key == key), None)
 
 
 class TableItems:
@@ -82,12 +124,12 @@ class TableItems:
         partial = [i for i, (kind, _, _) in enumerate(self.table.kinds) if kind in (P2P, PROCESS_GROUP)]
         return frozenset(np.unique(self.table.op_of()[np.isin(self.table.kind, partial)]).tolist())
 
-    def of(self, op_index: int) -> Listed:
+    def of(self, op_index: int) -> list[Item]:
         op = self.table.ops[op_index]
         if not listed(op):
-            return op.name, []
+            return []
         if op_index in self._decoded:
-            return op.name, items_of(self.rank.record(op_index))
+            return items_of(self.rank.record(op_index))
         group = op.kind if op.kind in (DEBUG, PARAMETERS_GRAD) else ""
         found: dict[str, list[Item]] = {}
         for row in range(self._first[op_index], self._first[op_index + 1]):
@@ -98,7 +140,7 @@ class TableItems:
             section, state, key = where
             if state and (item := self._item(op, row, self.table.slots[slot][1], state, key)) is not None:
                 found.setdefault(section, []).append(item)
-        return op.name, [item for section in ORDER for item in found.get(section, ())]
+        return [item for section in ORDER for item in found.get(section, ())]
 
     def _item(self, op: OpName, row: int, path: str, state: str, key: str) -> Item | None:
         table = self.table
