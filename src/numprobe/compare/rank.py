@@ -17,7 +17,8 @@ from numprobe.align.records import RecordPairs, pair_records
 from numprobe.align.unknown import Unknown, unknown_names
 from numprobe.compare import result as data
 from numprobe.compare.expected import ERROR, WARNING, Allowed
-from numprobe.compare.judge import FAIL, INCOMPARABLE, UNMATCHED, WARN, Finding, Judgement, judge
+from numprobe.compare.judge import Judgement, judge
+from numprobe.compare.ledger import FAIL, INCOMPARABLE, UNMATCHED, WARN, Finding
 from numprobe.compare.measure import DIGEST, FLOAT, NOTHING, REASON, REASONS, Measures, measure
 from numprobe.compare.msprobe.output import Compat
 from numprobe.compare.tensors import measure_tensors, tensors_of

@@ -307,7 +307,7 @@ def _without_received(findings: list[data.Finding]) -> list[data.Finding]:
 
 
 def _of_first_step(findings: list[data.Finding]) -> tuple[list[data.Finding], int]:
-    """Without what differs in later steps: parameters that were updated from wrong gradients are no news. And how many those are."""
+    """Without what differs in later steps, and how many that is: parameters updated from wrong gradients are no news."""
     wrong = [f.step for f in findings if f.severity == "error" and f.step is not None]
     if not wrong:
         return findings, 0

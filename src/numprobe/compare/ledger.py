@@ -1,0 +1,198 @@
+"""The rows of a comparison while they are judged: what each is, in which state, and what was found."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from numprobe.align.calls import Calls
+from numprobe.align.leaves import LeafPairs
+from numprobe.align.records import RecordPairs
+from numprobe.compare.expected import ERROR, WARNING, Expectation
+from numprobe.compare.measure import DIGEST, FLOAT, INTEGER, NOTHING, Measures
+from numprobe.formats.msprobe.values import GIVEN
+from numprobe.record.trace import PARAMETER
+
+PASS, WARN, FAIL, INCOMPARABLE, UNMATCHED = "pass", "warning", "error", "incomparable", "unmatched"
+CLEAN, FLIPPED, TAINTED = 0, 1, 2  # flipped: a near-tie went the other way; tainted: a finding has reached it
+EVERYWHERE = (0.0, 1.0, -1.0)  # constant tensors of these are found everywhere
+
+
+@dataclass
+class Finding:
+    """One event: a call (or the gap before it) that brought a difference in.
+
+    ``cause``: introduced | parameter | input | nonfinite | layout | unmatched. ``reason`` is a code that says more
+    (``digest``, ``argument``, ``operator_missing``, ``operator_extra``, ``gap``, ...). ``pair`` and ``row`` index the record and
+    leaf pairs, ``after`` the record pair before a gap, ``unmatched`` the records without partner that go with it.
+    """
+
+    cause: str
+    reason: str
+    pair: int
+    row: int
+    severity: str
+    rho: float
+    after: int | None = None
+    unmatched: list[int] = field(default_factory=list)
+    consequences: int = 0
+
+
+class Ledger:
+    """Columns as lists, for a loop that looks at single rows.
+
+    ``made`` has, by signature, the row of the tensor that was made last; ``missing`` the record pairs without partner since
+    ``last``, the last pair that was compared.
+    """
+
+    def __init__(
+        self,
+        target: Calls,
+        golden: Calls,
+        records: RecordPairs,
+        leaves: LeafPairs,
+        measures: Measures,
+        expect: Expectation,
+    ) -> None:
+        self.target, self.golden, self.records, self.leaves, self.expect = target, golden, records, leaves, expect
+        n = len(leaves)
+        self.t: list[int] = leaves.target.tolist()
+        self.g: list[int] = leaves.golden.tolist()
+        self.first: list[int] = leaves.first.tolist()
+        self.by, self.reason = measures.by.tolist(), measures.reason.tolist()
+        self.error, self.rounding = expect.error, expect.rounding
+        self.differs, self.nonfinite = measures.differs.tolist(), measures.nonfinite.tolist()
+        self.from_tensors = measures.from_tensors.tolist()
+        self.role, self.path = self._slots()
+        self.signature = self._signatures()
+        self.quiet = self._quiet_pairs(measures)
+        self.verdict = [PASS] * n
+        self.status = [""] * n
+        self.rho = [math.nan] * n
+        self.expected = [math.nan] * n
+        self.state = [CLEAN] * n
+        self.cause = [-1] * n
+        self.findings: list[Finding] = []
+        self.made: dict[object, int] = {}
+        self.parameters = self._parameter_signatures()
+        self.known_parameters: dict[object, int] = {}  # signature -> finding
+        self.missing: list[int] = []
+        self.last = -1
+        self.first_flip = len(records)  # the record pair where a near-tie first went the other way
+        self.pair_of = {t: i for i, t in enumerate(records.target) if t >= 0}
+        self.compared_outputs = 0
+        self.kinds = {name: {op.kind for op in side.ops} for name, side in (("target", target), ("golden", golden))}
+
+    # --- what the rows are ---------------------------------------------------------------------------------------
+
+    def _slots(self) -> tuple[list[str], list[str]]:
+        slots_t, slots_g = self.target.values.slots, self.golden.values.slots
+        number_t, number_g = self.target.values.slot.tolist(), self.golden.values.slot.tolist()
+        pairs = [slots_t[number_t[t]] if t >= 0 else slots_g[number_g[g]] for t, g in zip(self.t, self.g, strict=True)]
+        return [role for role, _ in pairs], [path for _, path in pairs]
+
+    def _signatures(self) -> list[object]:
+        """By row, what tells a tensor of the target from others: its digest, else its figures and size; None where they say
+        nothing, as those of a tensor of zeros."""
+        values = self.target.values
+        figures = zip(*values.figures[:, (0, 1, 3)].T.tolist(), values.numel.tolist(), strict=True)
+        signatures: list[object] = [
+            None
+            if high == low and high in EVERYWHERE
+            else (high, low, norm, size)
+            if norm == norm and high == high
+            else _spelled(high, low, norm, size)
+            for high, low, norm, size in figures
+        ]
+        for row in np.flatnonzero(values.status[:, 0] != GIVEN).tolist():
+            signatures[row] = None
+        for row, digest in values.digests.items():
+            signatures[row] = digest
+        return [signatures[t] if t >= 0 else None for t in self.t]
+
+    def _quiet_pairs(self, measures: Measures) -> list[bool]:
+        """Record pairs in which nothing differs at all."""
+        quiet = self.leaves.both & (measures.reason == 0) & ~measures.differs & ~measures.nonfinite
+        quiet &= (measures.error == 0) | ((measures.by != FLOAT) & (measures.by != NOTHING))
+        loud = (
+            np.add.reduceat(np.r_[~quiet, False], self.leaves.first[:-1]) if len(quiet) else np.zeros(len(self.records))
+        )
+        loud[self.leaves.first[1:] == self.leaves.first[:-1]] = 0
+        return [count == 0 for count in loud.tolist()]
+
+    def _parameter_signatures(self) -> dict[object, int]:
+        """Signatures of what module records call parameters -> the leaf row there."""
+        found: dict[object, int] = {}
+        for row, role in enumerate(self.role):
+            if role == PARAMETER and self.t[row] >= 0 and self.g[row] >= 0:
+                found.setdefault(self.signature[row], row)
+        found.pop(None, None)
+        return found
+
+    def both(self, row: int) -> bool:
+        """Do both sides have this leaf?"""
+        return self.t[row] >= 0 and self.g[row] >= 0
+
+    def rows(self, pair: int) -> range:
+        """The leaf rows of a record pair."""
+        return range(self.first[pair], self.first[pair + 1])
+
+    def side(self, pair: int) -> str:
+        """Which side has a record without partner."""
+        return "golden" if self.records.target[pair] < 0 else "target"
+
+    def maker(self, row: int) -> int:
+        """The row of the recorded output that this tensor of the target is; -1 where nothing recorded made it."""
+        signature = self.signature[row]
+        return self.made.get(signature, -1) if signature is not None else -1
+
+    # --- what was found ------------------------------------------------------------------------------------------
+
+    def rate(self, row: int, expected: float) -> float:
+        """Note what was expected and found of a row; returns rho."""
+        rho = self.expect.rho(row, expected)
+        self.rho[row], self.expected[row] = rho, expected
+        return rho
+
+    def flip(self, row: int, status: str = "tie") -> None:
+        """A near-tie went the other way here: no error, and no surprise further on."""
+        self.state[row], self.verdict[row], self.status[row] = FLIPPED, WARN, status
+
+    def note_made(self, row: int) -> None:
+        """From here on this row's tensor is the one with its signature."""
+        if self.signature[row] is not None:
+            self.made[self.signature[row]] = row
+
+    def new(self, cause: str, reason: str, pair: int, row: int, severity: str, rho: float, *, mark: bool = True) -> int:
+        number = len(self.findings)
+        self.findings.append(Finding(cause, reason, pair, row, severity, rho))
+        if mark:
+            self.rho[row] = rho
+            self.mark(row, number, severity, cause if cause in ("parameter", "input") else "introduced")
+        return number
+
+    def mark(self, row: int, finding: int, verdict: str, status: str) -> None:
+        self.state[row], self.cause[row] = TAINTED, finding
+        self.verdict[row], self.status[row] = verdict, status
+
+    def hand_on(self, row: int, source: int) -> None:
+        """What a finding brought in has reached this row."""
+        self.state[row], self.cause[row] = TAINTED, source
+        self.status[row] = "propagated"
+        self.findings[source].consequences += 1
+        if self.reason[row]:
+            self.verdict[row] = INCOMPARABLE
+            return
+        if self.nonfinite[row] or (self.differs[row] and self.by[row] in (INTEGER, DIGEST)):
+            self.verdict[row] = FAIL
+            return
+        if self.error[row] == self.error[row]:
+            rho = self.rate(row, self.expect.handed_on(row, self.expect.context()))
+            self.verdict[row] = FAIL if rho > ERROR else WARN if rho > WARNING else PASS
+
+
+def _spelled(*figures: float) -> tuple[object, ...]:
+    """Figures among which are NaN, so that they are equal to themselves."""
+    return tuple("nan" if f != f else f for f in figures)
