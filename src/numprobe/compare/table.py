@@ -44,7 +44,7 @@ def table_of(compared: Compared) -> pl.DataFrame:
         "path": _texts([path for _, path in slots], slot),
         "verdict": pl.Series(_verdicts(j.verdict, leaves.target), dtype=pl.String),
         "status": pl.Series(j.status, dtype=pl.String),
-        "finding": pl.Series(j.cause, dtype=pl.Int32).replace(-1, None),
+        "brought_in_by": _texts([_op_of(compared, f.pair) for f in j.findings], np.array(j.cause, np.int64)),
         "reason": _texts(REASONS[1:], m.reason.astype(np.int64) - 1),
         "compared_by": _texts([*BY, "tensor"], np.where(m.from_tensors, len(BY), m.by)),
         "rho": _floats(np.array(j.rho)),
@@ -67,6 +67,11 @@ def table_of(compared: Compared) -> pl.DataFrame:
             column = pl.Series(_take(values.figures[:, k], rows, np.nan))
             columns[f"{side}_{name}"] = column.set(pl.Series(~inside), None) if n else column
     return pl.DataFrame(columns)
+
+
+def _op_of(compared: Compared, pair: int) -> str:
+    t, g = compared.records.target[pair], compared.records.golden[pair]
+    return compared.target.values.names[t] if t >= 0 else compared.golden.values.names[g]
 
 
 def write_parquet(frame: pl.DataFrame, path: Path) -> None:
