@@ -35,7 +35,7 @@ WORST = {verdict: rank for rank, verdict in enumerate(("pass", INCOMPARABLE, UNM
 
 @dataclass(frozen=True)
 class RankTask:
-    """What a worker needs. ``ignore_digests`` compares by figures where both are there."""
+    """What a worker needs. The roots are the folders of the dumps, for paths relative to them; ``ignore_digests`` compares by figures where both are there."""
 
     step: int | None
     target: RankFolder
@@ -49,6 +49,8 @@ class RankTask:
     tensors: bool = True
     threads: int = 1
     compat: Compat | None = None
+    target_root: Path | None = None
+    golden_root: Path | None = None
 
 
 @dataclass
@@ -280,8 +282,8 @@ def _finding(compared: Compared, found: Finding) -> data.Finding:
         stack=list(calls.dump.stacks.get(_with_stack(calls.ops[i])) or [])[:12],
         leaves=[_leaf(compared, r) for r in rows],
         consequences=found.consequences,
-        target_place=_place(target, t),
-        golden_place=_place(golden, g),
+        target_place=_place(target, t, compared.task.target_root),
+        golden_place=_place(golden, g, compared.task.golden_root),
         layout=_layout(compared, row) if found.cause in ("introduced", "parameter") else "",
     )
 
@@ -347,13 +349,13 @@ def _parameter(compared: Compared, row: int, inside: list[str]) -> str:
     return ".".join(p for p in (module, known.get(name, name)) if p)
 
 
-def _place(calls: Calls, i: int) -> data.Place | None:
+def _place(calls: Calls, i: int, root: Path | None) -> data.Place | None:
     if i < 0:
         return None
     index, place = calls.dump.index, calls.dump.place
     begin, end = int(index.start[i]), int(index.end[i])
-    step = f"{place.folder.parent.name}/" if place.folder.parent.name.startswith("step") else ""
-    return data.Place(f"{step}{place.key}/{place.file}", begin, end - begin)
+    file = place.dump.relative_to(root) if root and place.dump.is_relative_to(root) else Path(place.file)
+    return data.Place(file.as_posix(), begin, end - begin)
 
 
 def _leaf(compared: Compared, row: int) -> data.Leaf:

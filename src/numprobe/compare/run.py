@@ -161,6 +161,8 @@ def _tasks(one: Dump, other: Dump, options: CompareOptions) -> tuple[list[RankTa
         ignore_digests=options.by in ("statistics", "tensor"),
         tensors=options.by in ("auto", "tensor"),
         compat=options.compat,
+        target_root=one.root,
+        golden_root=other.root,
     )
     noise = open_dump(options.noise, use_cache=options.use_cache) if options.noise else None
     baseline = open_dump(options.baseline, use_cache=options.use_cache) if options.baseline else None
