@@ -8,6 +8,7 @@ while its pieces are tried with fake tensors, :func:`hidden` is true. Modules th
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType
 from typing import Any
@@ -20,7 +21,7 @@ from numprobe.collect.pytorch.plain import VARIABLE
 _eval_frame: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
 _callback: Callable[[], Any] = getattr(_eval_frame, "get_eval_frame_callback", lambda: None)
 _skip_code: Callable[[CodeType], Any] = getattr(_eval_frame, "skip_code", lambda code: None)
-_tracing: Callable[[], Any] = torch._guards.TracingContext.try_get
+_local: Any = getattr(torch._guards, "_TLS", None) or threading.local()  # where TracingContext.try_get() looks, slowly
 
 
 def _never() -> bool:
@@ -33,7 +34,7 @@ is_dynamo_compiling: Callable[[], bool] = getattr(torch.compiler, "is_dynamo_com
 
 def hidden() -> bool:
     """Is this thread inside a compiled region, or compiling one?"""
-    return _callback() is not None or _tracing() is not None or _compiling()
+    return _callback() is not None or _local.__dict__.get("tracing_context") is not None or _compiling()
 
 
 def is_wrapper(module: nn.Module) -> bool:

@@ -4,31 +4,30 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import torch
 from torch import nn
 
-from numprobe._version import __version__
 from numprobe.collect.pytorch.backward import Wanted
 from numprobe.collect.pytorch.communication import current_rank
 from numprobe.collect.pytorch.crash import CrashWriter
 from numprobe.collect.pytorch.differences import Differences
 from numprobe.collect.pytorch.filters import NameFilter
+from numprobe.collect.pytorch.folders import Folders
 from numprobe.collect.pytorch.loading import InputLoader
 from numprobe.collect.pytorch.megatron import MICRO_STEP_KEY, MicroSteps
 from numprobe.collect.pytorch.modules import ModuleHooks
 from numprobe.collect.pytorch.parquet import require_pyarrow
 from numprobe.collect.pytorch.phases import Phases
 from numprobe.collect.pytorch.points import Points
-from numprobe.collect.pytorch.recorder import BATCH, Recorder, StepFiles, clear_old_run
+from numprobe.collect.pytorch.recorder import BATCH, Recorder
 from numprobe.collect.pytorch.scope import Scope
-from numprobe.collect.pytorch.settings import Settings, SliceRule, slices_of
+from numprobe.collect.pytorch.settings import Settings
+from numprobe.collect.pytorch.slicing import Slicing
 from numprobe.collect.pytorch.statistics import Statistics
-from numprobe.collect.pytorch.tensor_files import TensorWriter
+from numprobe.collect.pytorch.tokens import TokenRange
 from numprobe.collect.pytorch.wrappers import Wrappers
 from numprobe.record.errors import NumprobeError
 
@@ -48,7 +47,7 @@ class Session:
         for warning in settings.warnings:
             log.warning("numprobe: %s", warning)
         self._filter = NameFilter(settings)
-        self._rules = settings.slice
+        self._slicing = Slicing(settings)
         structure = settings.task == "structure"  # names and parents, no bodies
         self._figures = (
             None
@@ -58,7 +57,7 @@ class Session:
         self._differences = self._comparison(settings.bench_path)
         self.recorder = Recorder(
             self._figures,
-            slices=self._sliced if settings.slice or settings.request_id else None,
+            slices=self._slicing.of if self._slicing else None,
             saves=self._filter.tensors if settings.saves_tensors else None,
             stacks=settings.extra_info and settings.level != "debug",
             any_order=settings.summary_mode == "statistics",
@@ -78,10 +77,10 @@ class Session:
         self._micro_steps = MicroSteps()
         self._points = Points(self.recorder)
         self._rank: int | None = None
-        self._prepared: set[Path] = set()
+        self._folders = Folders(settings, self.recorder, self._differences)
         self._ended, self._found_all = off, False
-        self._told_rank = self._told_folder = False
-        self._tokens: _Tokens | None = None
+        self._told_rank = False
+        self._tokens: TokenRange | None = None
         self._single: ModuleHooks | None = None
         self._loader = InputLoader(settings.load, lambda: (self.step_number, self._rank)) if settings.load else None
         self._crash = CrashWriter(self.recorder) if settings.task == "exception_dump" else None
@@ -135,9 +134,9 @@ class Session:
             return
         if not settings.wants_step(self.step_number):
             return
-        if scheduled_tokens is not None and not self._choose_request(scheduled_tokens):
+        if scheduled_tokens is not None and not self._slicing.choose(scheduled_tokens):
             return
-        if not self._opens_step():
+        if not self._folders.open(self.step_number, self._rank):
             return
         if self._wants_modules and model is not None:
             self._modules.hook(model)
@@ -147,7 +146,7 @@ class Session:
         if settings.level == "mix":
             self._phases.install()
         if token_range is not None:
-            self._tokens = _Tokens(self.scope, _root(model), token_range)
+            self._tokens = TokenRange(self.scope, model, token_range)
         else:
             self.scope.on = True
 
@@ -219,7 +218,7 @@ class Session:
         self._rank = current_rank()
         if not self.settings.wants_rank(self._rank):
             return
-        if not self._opens_step():
+        if not self._folders.open(self.step_number, self._rank):
             return
         with self.scope.quiet():
             self._points.save(variable, name, backward=backward)
@@ -274,94 +273,6 @@ class Session:
         log.info("numprobe: all chosen steps are recorded, nothing more will be")
         self.close()
 
-    def _choose_request(self, scheduled: dict[str, int]) -> bool:
-        """Record the rows of the chosen request only (INF-2); False where it is not in this batch."""
-        wanted = self.settings.request_id
-        if wanted is None:
-            return True
-        if not all(type(n) is int and n > 0 for n in scheduled.values()):
-            log.warning("numprobe: scheduled_tokens has to hold positive whole numbers, the whole batch is recorded")
-            return True
-        if wanted not in scheduled:
-            log.warning("numprobe: request %s is not in this batch, the step is left out", wanted)
-            return False
-        begin = 0
-        for request, count in scheduled.items():
-            if request == wanted:
-                rule = SliceRule(0, sum(scheduled.values()), begin, begin + count)
-                self._rules = (*self.settings.slice[:-1], rule)
-            begin += count
-        return True
-
-    def _opens_step(self) -> bool:
-        """Open the step's files; where that fails, the program goes on, is told so once, and nothing is recorded."""
-        try:
-            self._open_step()
-        except NumprobeError as error:
-            if not self._told_folder:
-                self._told_folder = True
-                log.error("numprobe: NOTHING IS RECORDED: %s: %s; %s", error, error.where, error.do)
-            return False
-        return True
-
-    def _open_step(self) -> None:
-        """The files of the current step and rank; called again, it changes nothing but the name of a new-found rank."""
-        if self.recorder.files is not None:
-            self._name_rank(self.recorder.files)
-            return
-        settings = self.settings
-        rank = f"proc{os.getpid()}" if self._rank is None else f"rank{self._rank}"
-        folder = settings.dump_path / f"step{self.step_number}" / rank
-        try:
-            if folder not in self._prepared:
-                aside = clear_old_run(folder, overwrite=settings.overwrite)
-                if aside is not None:
-                    log.warning("numprobe: %s held an earlier run, which is now %s", folder, aside.name)
-                self._prepared.add(folder)
-            files = StepFiles(
-                folder,
-                settings.task,
-                settings.level,
-                self._extra(),
-                tensors=settings.saves_tensors,
-                step=self.step_number,
-                table=settings.format == "parquet",
-            )
-            if settings.saves_tensors:
-                sink = TensorWriter(files.tensor_folder, settings.tensor_format, until_flush=settings.async_dump)
-                compare = self._differences
-                self.recorder.sink = sink if compare is None else compare.begin_step(self.step_number, self._rank, sink)
-        except OSError as error:
-            raise NumprobeError(
-                "E-COL-002",
-                "the dump folder cannot be written: {reason}",
-                reason=error.strerror or str(error),
-                where=str(folder),
-                do="choose another dump_path",
-            ) from None
-        self.recorder.begin_step(files)
-
-    def _name_rank(self, files: StepFiles) -> None:
-        """A process that has learned its rank meanwhile gives its folder that name."""
-        if self._rank is not None and files.folder.name == f"proc{os.getpid()}":
-            folder = files.folder.with_name(f"rank{self._rank}")
-            if not folder.exists():
-                if self.recorder.sink is not None:
-                    self.recorder.tally.problems.update(self.recorder.sink.flush())
-                    self.recorder.sink.folder = folder / files.tensor_folder.name
-                files.move(folder)
-                self._prepared.add(folder)
-
-    def _extra(self) -> dict[str, object]:
-        if self.settings.compat:
-            return {}
-        return {"collector": f"numprobe {__version__}", "grad_kind": "true"}
-
-    def _sliced(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The part of a tensor that is recorded (CFG-3)."""
-        index = slices_of(self._rules, tuple(tensor.shape))
-        return tensor if index is None else tensor.detach()[index].requires_grad_(tensor.requires_grad)
-
     def _number_micro_steps(self) -> None:
         self._micro_steps.install()
         if self._micro_steps.active:
@@ -399,49 +310,3 @@ class Session:
             log.error("numprobe: NOT RECORDED: %d entries: %s", count, problem)
         for what, count in (self._figures.take_unsupported() if self._figures is not None else {}).items():
             log.warning("numprobe: no figures of %d tensors: %s", count, what)
-
-
-def _root(model: Models | None) -> nn.Module:
-    if model is None:
-        raise NumprobeError(
-            "E-COL-001",
-            "token_range counts calls of the model, and start() was given none",
-            do="call start(model=..., token_range=...)",
-        )
-    return model if isinstance(model, nn.Module) else model[0]
-
-
-class _Tokens:
-    """Records only some of the model's calls."""
-
-    def __init__(self, scope: Scope, model: nn.Module, token_range: Sequence[int]) -> None:
-        if (
-            len(token_range) != 2
-            or not all(type(n) is int for n in token_range)
-            or not 0 <= token_range[0] <= token_range[1]
-        ):
-            raise NumprobeError(
-                "E-COL-006",
-                "token_range {given}: not two whole numbers from 0, the first no larger",
-                given=str(list(token_range)),
-                do="write for example token_range=[0, 3] for the first four tokens",
-            )
-        first, last = token_range
-        calls = -1
-
-        def begin(*_: Any) -> None:
-            nonlocal calls
-            calls += 1
-            scope.on = first <= calls <= last
-
-        def end(*_: Any) -> None:
-            scope.on = False
-
-        self._handles = [
-            model.register_forward_pre_hook(begin, prepend=True),
-            model.register_forward_hook(end, always_call=True),
-        ]
-
-    def remove(self) -> None:
-        for handle in self._handles:
-            handle.remove()
