@@ -14,8 +14,9 @@ import pytest
 from numprobe.compare.msprobe.agreement import disagreements
 from numprobe.compare.msprobe.columns import Mode, header
 from numprobe.compare.msprobe.files import result_name, result_sheets, write_csv, write_xlsx
+from numprobe.compare.msprobe.inputs import read_results
 from numprobe.compare.msprobe.merge import Merged, by_group, interleave, merge, write_merged
-from numprobe.compare.msprobe.results import RankResult, read_results
+from numprobe.compare.msprobe.results import RankResult
 from numprobe.compare.msprobe.rows import cells
 from numprobe.compare.msprobe.selection import Selection, read_selection
 from numprobe.compare.msprobe.workbook import Cell, read_rows

@@ -11,7 +11,7 @@ from pathlib import Path
 from numprobe.compare.msprobe.agreement import HEAD, Disagreement
 from numprobe.compare.msprobe.columns import BASIC, Mode
 from numprobe.compare.msprobe.files import Line, write_csv, write_xlsx
-from numprobe.compare.msprobe.results import MAXIMA, RankResult, default_indices
+from numprobe.compare.msprobe.results import MAXIMA, RankResult
 from numprobe.compare.msprobe.selection import Selection
 from numprobe.compare.msprobe.workbook import Cell
 from numprobe.metrics.reference import NAN, NOT_APPLICABLE, UNSUPPORTED
@@ -20,7 +20,15 @@ from numprobe.record.errors import NumprobeError
 NAME = BASIC[0]
 _SMALL_IS_BAD = frozenset(("Cosine", "One Thousandth Err Ratio", "Five Thousandths Err Ratio"))
 _REPLACED = frozenset((NOT_APPLICABLE, UNSUPPORTED, NAN))
-_OF_TEXT = {"error": 2.0, "warning": 1.0, "pass": 0.0, "Diff": math.inf, "shape unmatched": math.inf}
+_OF_TEXT = {
+    "error": 2.0,
+    "warning": 1.0,
+    "unmatched_target": 1.0,
+    "incomparable": 0.5,
+    "pass": 0.0,
+    "Diff": math.inf,
+    "shape unmatched": math.inf,
+}
 _SHEET_NAME = 31  # characters, at most
 
 
@@ -54,7 +62,7 @@ def merge(results: Sequence[RankResult], selection: Selection) -> Merged:
         )
     places = [{result.keys[row]: i for i, row in enumerate(result.kept)} for result in results]
     tables: dict[str, list[list[Cell]]] = {}
-    for index in selection.indices or default_indices(results[0].mode):
+    for index in selection.indices or [name for name in results[0].cells if name not in MAXIMA]:
         by_rank = list(zip(places, (_shown(result, index) for result in results), strict=True))
         tables[index] = [[column[of[key]] if key in of else None for of, column in by_rank] for key in order]
     return Merged(tuple(result.rank for result in results), tuple(name for name, _ in order), tables)
@@ -129,6 +137,8 @@ def _badness(index: str, cell: Cell) -> float:
         value = float(text.removesuffix("%"))
     except ValueError:
         return _OF_TEXT.get(text, math.inf if text.startswith(f"NPU:{NAN}") or text.endswith(f":{NAN}") else -2.0)
+    if value != value:
+        return math.inf
     return -value if index in _SMALL_IS_BAD else abs(value)
 
 

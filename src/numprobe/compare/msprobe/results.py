@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +32,7 @@ _NAME = re.compile(
     r"compare_result_rank(0|[1-9][0-9]{0,8})(?:-rank[0-9]+)?_([0-9]{14})(?:_part_([1-9][0-9]*))?\.[a-z]+"
 )
 _NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
-_COMMUNICATION = ("Distributed.", "MintDistributed.")
+COMMUNICATION = ("Distributed.", "MintDistributed.")
 MAXIMA = ("NPU max", "Bench max")
 _CELL_BYTES = 1 << 26  # a stack, at most
 
@@ -52,7 +52,7 @@ class RankResult:
     """What merging needs of the result of one rank. NaN is the text ``Nan``, infinities are ``inf`` and ``-inf``.
 
     ``keys`` has all rows, in order: the name, and how often it came before. ``cells[column]`` are those of the rows ``kept``
-    (positions in ``keys``).
+    (positions in ``keys``). ``counts``: of all rows, pass, warning and error.
     """
 
     rank: int
@@ -62,63 +62,44 @@ class RankResult:
     cells: Mapping[str, Sequence[Cell]]
     communication: Sequence[Communication]
     files: tuple[Path, ...]
+    counts: Mapping[str, int]
 
 
-def read_results(paths: Iterable[Path], selection: Selection) -> list[RankResult]:
-    """The results of all ranks, by rank. A folder stands for the results in it; parts of a split csv are joined.
+def is_result(path: Path) -> bool:
+    """Whether a file is a rank's result by its name."""
+    return _NAME.fullmatch(path.name) is not None and path.suffix in READERS
+
+
+def read_files(files: Iterable[Path], selection: Selection) -> list[RankResult]:
+    """The results in msProbe's files, by rank; parts of a split csv are joined.
 
     Raises:
         NumprobeError: E-CMP-031 not a result file by its name, E-CMP-032 a file cannot be read, E-CMP-033 it is no table of
-            results, E-CMP-034 two results of one rank, or of different modes, E-CMP-035 fewer than two ranks, E-CMP-036 an index
-            that the results do not have.
+            results, E-CMP-034 two results of one rank, E-CMP-036 an index that the results do not have.
     """
-    paths = list(paths)
     parts: dict[int, dict[int, Path]] = defaultdict(dict)
-    for file in _files(paths):
+    for file in files:
         rank, stamp, part = _parts_of(file)
         of_rank = parts[rank]
         other = of_rank.get(part) or next((p for p in of_rank.values() if _parts_of(p)[1] != stamp), None)
         if other is not None:
-            raise NumprobeError(
-                "E-CMP-034",
-                "two results of rank {rank}",
-                where=str(other),
-                found="{file}",
-                do="leave one of them in the folder",
-                rank=rank,
-                file=str(file),
-            )
+            raise twice(rank, other, file)
         of_rank[part] = file
     texts: dict[str, str] = {}
-    results = [_read_rank(rank, [of[i] for i in sorted(of)], selection, texts) for rank, of in sorted(parts.items())]
-    if len(results) < 2:
-        raise NumprobeError(
-            "E-CMP-035",
-            "merging takes the results of two ranks or more",
-            where=", ".join(str(path) for path in paths),
-            found="{number} compare_result_rank<N>_<time> files",
-            do="compare the step folders of several ranks first",
-            number=len(results),
-        )
-    for result in results[1:]:
-        if result.mode is not results[0].mode:
-            raise NumprobeError(
-                "E-CMP-034",
-                "results of different modes: {one} and {other}",
-                where=f"{results[0].files[0]}, {result.files[0]}",
-                do="merge results of one mode",
-                one=results[0].mode.value,
-                other=result.mode.value,
-            )
-    return results
+    return [_read_rank(rank, [of[i] for i in sorted(of)], selection, texts) for rank, of in sorted(parts.items())]
 
 
-def _files(paths: Iterable[Path]) -> Iterator[Path]:
-    for path in paths:
-        if path.is_dir():
-            yield from sorted(p for p in path.iterdir() if _NAME.fullmatch(p.name) and p.suffix in READERS)
-        else:
-            yield path
+def twice(rank: int, one: Path, other: Path) -> NumprobeError:
+    """E-CMP-034: two results of one rank."""
+    return NumprobeError(
+        "E-CMP-034",
+        "two results of rank {rank}",
+        where=str(one),
+        found="{file}",
+        do="leave one of them in the folder",
+        rank=rank,
+        file=str(other),
+    )
 
 
 def _parts_of(file: Path) -> tuple[int, str, int]:
@@ -160,7 +141,7 @@ def _read_rank(rank: int, files: Sequence[Path], selection: Selection, texts: di
         if further != head:
             raise _no_results(file, further)
         build.add(lines)
-    return RankResult(rank, mode, build.keys, build.kept, build.cells, build.communication, tuple(files))
+    return RankResult(rank, mode, build.keys, build.kept, build.cells, build.communication, tuple(files), build.counts)
 
 
 def default_indices(mode: Mode) -> tuple[str, ...]:
@@ -197,6 +178,7 @@ class _Builder:
         self.kept: list[int] = []
         self.cells: dict[str, list[Cell]] = {column: [] for column in wanted}
         self.communication: list[Communication] = []
+        self.counts: Counter[str] = Counter()
         self._selected, self._texts = selection.selects, texts
         self._seen: dict[str, int] = defaultdict(int)
         place = {column: i for i, column in enumerate(head)}
@@ -205,7 +187,7 @@ class _Builder:
         self._partner, self._dtype = place[BASIC[1]], place["NPU Dtype"]
         sides = (CHECKSUMS[:1], CHECKSUMS[1:]) if mode is Mode.MD5 else (STATISTICS[:4], STATISTICS[4:])
         self._target, self._golden = ([place[column] for column in side] for side in sides)
-        self._columns, self._md5 = len(head), mode is Mode.MD5
+        self._columns, self._md5, self._verdict = len(head), mode is Mode.MD5, place[VERDICT[0]]
 
     def add(self, lines: Iterable[Sequence[Cell]]) -> None:
         for line in lines:
@@ -214,6 +196,7 @@ class _Builder:
             if len(line) < self._columns:
                 line = [*line, *[None] * (self._columns - len(line))]
             name = self._shared(str(line[0]))
+            self.counts[str(line[self._verdict])] += 1
             if self._selected(name):
                 self.kept.append(len(self.keys))
                 for cells, place, is_number, is_truth in self._wanted:
@@ -221,7 +204,7 @@ class _Builder:
                     if isinstance(cell, str):  # all cells of a csv
                         cell = _number(cell) if is_number else cell == "True" if is_truth else self._shared(cell)
                     cells.append(cell)
-            if name.startswith(_COMMUNICATION):
+            if name.startswith(COMMUNICATION):
                 partner = line[self._partner] not in (None, NOT_APPLICABLE)
                 target, golden = ([self._figure(line[i]) for i in side] for side in (self._target, self._golden))
                 self.communication.append(
