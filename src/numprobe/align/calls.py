@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 from numprobe.formats.dump import RankDump
 from numprobe.formats.msprobe.values import ValueTable
+from numprobe.formats.tensors import TensorFile, TensorFolder
 from numprobe.record.names import BACKWARD, FORWARD, PARAMETERS_GRAD, OpName
 
 RECOMPUTE = "recompute"
+
+
+class Tensors(Protocol):
+    """Tensors by the names that a value table gives their files."""
+
+    def open(self, name: str, shape: tuple[int, ...] | None = None) -> TensorFile:
+        """As :meth:`~numprobe.formats.tensors.TensorFolder.open`."""
+        ...
 
 
 @dataclass
@@ -57,6 +67,18 @@ class Calls:
             for n, k in enumerate(reversed(chain), 1):
                 found[k] = base + n
         return found
+
+    @cached_property
+    def tensors(self) -> Tensors:
+        return TensorFolder(self.dump.place.folder / "dump_tensor_data")
+
+    def recorded(self, i: int) -> tuple[RankDump, int]:
+        """The dump that a record lies in, and its op_index there."""
+        return self.dump, i
+
+    def inside(self, i: int) -> list[str]:
+        """Names of what is around a record, innermost first."""
+        return self.dump.tree.chain(self.values.names[i])[1:]
 
     def code(self, i: int) -> str:
         """Function and source line of the innermost frame outside of libraries; empty where no stack is recorded.

@@ -21,7 +21,7 @@ from numprobe.compare.judge import Judgement, judge
 from numprobe.compare.ledger import FAIL, INCOMPARABLE, UNMATCHED, WARN, Finding
 from numprobe.compare.measure import DIGEST, FLOAT, NOTHING, REASON, REASONS, Measures, measure
 from numprobe.compare.msprobe.output import Compat
-from numprobe.compare.tensors import measure_tensors, tensors_of
+from numprobe.compare.tensors import measure_tensors
 from numprobe.formats.dump import RankDump
 from numprobe.formats.layout import RankFolder
 from numprobe.metrics.permutation import find_layouts
@@ -257,18 +257,19 @@ def _finding(compared: Compared, found: Finding) -> data.Finding:
     rows = range(int(compared.leaves.first[pair]), int(compared.leaves.first[pair + 1]))
     names = [_name(compared, p) for p in found.unmatched]
     slot = _slot(compared, row)[1]
-    inside = calls.dump.tree.chain(calls.values.names[i])[1:]
+    inside = calls.inside(i)
+    dump, k = calls.recorded(i)
     return data.Finding(
         cause=found.cause,
         reason=found.reason,
         severity=found.severity,
-        op=target.values.names[t] if t >= 0 else None,
-        golden_op=golden.values.names[g] if g >= 0 else None,
+        op=recorded_name(target, t) if t >= 0 else None,
+        golden_op=recorded_name(golden, g) if g >= 0 else None,
         slot=slot,
         step=compared.task.step,
         rank_keys=[compared.task.target.key],
         ranks=[compared.task.target.rank] if compared.task.target.rank is not None else [],
-        op_index=i,
+        op_index=k,
         phase=calls.phase[i],
         layer=next((layer for n in [calls.ops[i].name, *inside] if (layer := _layer(n)) is not None), None),
         rho=_number(found.rho),
@@ -279,7 +280,7 @@ def _finding(compared: Compared, found: Finding) -> data.Finding:
         only_target=[name for name, side in names if side == "target"],
         only_golden=[name for name, side in names if side == "golden"],
         inside=inside,
-        stack=list(calls.dump.stacks.get(_with_stack(calls.ops[i])) or [])[:12],
+        stack=list(dump.stacks.get(_with_stack(parse_name(dump.index.names[k]))) or [])[:12],
         leaves=[_leaf(compared, r) for r in rows],
         consequences=found.consequences,
         target_place=_place(target, t, compared.task.target_root),
@@ -305,7 +306,7 @@ def _layout(compared: Compared, row: int) -> str:
         return ""
     sides = ((compared.target, int(compared.leaves.target[row])), (compared.golden, int(compared.leaves.golden[row])))
     try:
-        one, other = (tensors_of(calls).open(calls.values.files[i]) for calls, i in sides)
+        one, other = (calls.tensors.open(calls.values.files[i]) for calls, i in sides)
         found = find_layouts(one, other, tolerance=WARNING * max(compared.judgement.expected[row], 0.0))
     except (NumprobeError, KeyError):
         return ""
@@ -328,7 +329,7 @@ def _with_stack(op: OpName) -> str:
 
 def _name(compared: Compared, pair: int) -> tuple[str, str]:
     t, g = compared.records.target[pair], compared.records.golden[pair]
-    return (compared.target.values.names[t], "target") if t >= 0 else (compared.golden.values.names[g], "golden")
+    return (recorded_name(compared.target, t), "target") if t >= 0 else (recorded_name(compared.golden, g), "golden")
 
 
 def _slot(compared: Compared, row: int) -> tuple[str, str]:
@@ -349,11 +350,18 @@ def _parameter(compared: Compared, row: int, inside: list[str]) -> str:
     return ".".join(p for p in (module, known.get(name, name)) if p)
 
 
+def recorded_name(calls: Calls, i: int) -> str:
+    """The name of a record in the dump that it lies in."""
+    dump, k = calls.recorded(i)
+    return dump.index.names[k]
+
+
 def _place(calls: Calls, i: int, root: Path | None) -> data.Place | None:
     if i < 0:
         return None
-    index, place = calls.dump.index, calls.dump.place
-    begin, end = int(index.start[i]), int(index.end[i])
+    dump, k = calls.recorded(i)
+    index, place = dump.index, dump.place
+    begin, end = int(index.start[k]), int(index.end[k])
     file = place.dump.relative_to(root) if root and place.dump.is_relative_to(root) else Path(place.file)
     return data.Place(file.as_posix(), begin, end - begin)
 

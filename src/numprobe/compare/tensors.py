@@ -8,10 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from numprobe.align.calls import Calls
+from numprobe.align.calls import Calls, Tensors
 from numprobe.align.leaves import LeafPairs
 from numprobe.compare.measure import DIGEST, FLOAT, INTEGER, REASON, REASONS, Measures
-from numprobe.formats.tensors import TensorFolder
 from numprobe.metrics.distance import Distance, distance, shapes
 from numprobe.record.errors import NumprobeError
 
@@ -32,7 +31,7 @@ def measure_tensors(measures: Measures, leaves: LeafPairs, target: Calls, golden
         for row, (t, g) in enumerate(zip(leaves.target.tolist(), leaves.golden.tolist(), strict=True))
         if (t in files_t or g in files_g) and t >= 0 and g >= 0 and REASONS[measures.reason[row]] in LOOKED_AT
     ]
-    folders = [tensors_of(calls) for calls in (target, golden)]
+    folders = [calls.tensors for calls in (target, golden)]
     with ThreadPoolExecutor(threads) as pool:
         for begin in range(0, len(rows), AHEAD):  # bounded, so that an interrupt is not waited for
             part = rows[begin : begin + AHEAD]
@@ -44,12 +43,7 @@ def measure_tensors(measures: Measures, leaves: LeafPairs, target: Calls, golden
                     measures.problems[row] = found
 
 
-def tensors_of(calls: Calls) -> TensorFolder:
-    """The tensors that lie beside a dump.json."""
-    return TensorFolder(calls.dump.place.folder / "dump_tensor_data")
-
-
-def _look(row: tuple[int, str, str], folders: list[TensorFolder], measures: Measures) -> Distance | str | None:
+def _look(row: tuple[int, str, str], folders: list[Tensors], measures: Measures) -> Distance | str | None:
     """The distance of one pair; a text says why there is none; None where nothing is to be measured."""
     number, one, other = row
     if measures.by[number] == DIGEST and not measures.differs[number]:
