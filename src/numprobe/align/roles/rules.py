@@ -1,0 +1,112 @@
+"""Module paths of Megatron-Core, Hugging Face, vLLM and SGLang as roles: ``layers.3.mlp.linear_fc2`` is ``down`` of layer 3."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+_LAYER = re.compile(r"(?:^|\.)([A-Za-z_]+)\.([0-9]+)(?=\.|$)")
+
+
+@dataclass(frozen=True)
+class Role:
+    """``name`` is a role of ``rules.json``, or the path itself where no rule knows it (``known`` false). ``part`` is the expert
+    (``experts.3``, ``shared_experts``) or empty, ``tower`` a second stack of layers (vision, speech, MTP) or empty."""
+
+    name: str
+    layer: int | None
+    part: str = ""
+    tower: str = ""
+    known: bool = True
+
+    @property
+    def place(self) -> str:
+        """``layers.3.mlp.down`` without the framework's words: ``3 down``, ``embed``."""
+        return " ".join(
+            p for p in (self.tower, "" if self.layer is None else str(self.layer), self.part, self.name) if p
+        )
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Compiled rules: role and pattern, tried in order; a pattern has to match the whole path below the layer."""
+
+    wrappers: frozenset[str]
+    roots: frozenset[str]
+    towers: tuple[str, ...]
+    outside: tuple[tuple[str, re.Pattern[str]], ...]
+    layer: tuple[tuple[str, re.Pattern[str]], ...]
+    merged: dict[str, list[str]]
+
+    def role(self, path: str, container: str) -> Role:
+        """The role of a module path; ``container`` is the word before the layer numbers (``layers``, ``h``)."""
+        parts = [p for p in path.split(".") if p not in self.wrappers]
+        tower = next((t for t in self.towers if t in parts), "")
+        plain = ".".join(parts)
+        found = re.search(rf"(?:^|\.){re.escape(container)}\.([0-9]+)(?:\.|$)", plain) if container else None
+        if found is None:
+            rest = ".".join(p for p in parts if p not in self.roots)
+            return self._match(self.outside, rest, None, tower)
+        return self._match(self.layer, plain[found.end() :], int(found.group(1)), tower)
+
+    @staticmethod
+    def _match(rules: Iterable[tuple[str, re.Pattern[str]]], rest: str, layer: int | None, tower: str) -> Role:
+        for name, pattern in rules:
+            found = pattern.fullmatch(rest)
+            if found:
+                expert = found.groupdict().get("expert") or ""
+                return Role(
+                    name, layer, expert.replace(".local_experts", "").replace("shared_experts", "shared_expert"), tower
+                )
+        return Role(rest, layer, "", tower, known=False)
+
+
+@lru_cache(maxsize=1)
+def standard_rules() -> Rules:
+    """The rules that come with numprobe."""
+    return rules_from(json.loads((Path(__file__).parent / "rules.json").read_text(encoding="utf-8")))
+
+
+def rules_from(content: dict[str, Any]) -> Rules:
+    """Rules as ``rules.json`` has them.
+
+    Raises:
+        ValueError: a pattern is no regular expression, or a section is missing.
+    """
+    parts: dict[str, str] = content["parts"]
+
+    def compiled(section: str) -> tuple[tuple[str, re.Pattern[str]], ...]:
+        found = []
+        for name, pattern in content[section]:
+            for word in sorted(parts, key=len, reverse=True):
+                pattern = pattern.replace(word, parts[word]) if word in pattern else pattern
+            found.append((name, re.compile(pattern)))
+        return tuple(found)
+
+    return Rules(
+        frozenset(content["wrappers"]),
+        frozenset(content["roots"]),
+        tuple(content["towers"]),
+        compiled("outside"),
+        compiled("layer"),
+        content["merged"],
+    )
+
+
+def layer_container(paths: Iterable[str]) -> str:
+    """The word before the layer numbers: ``layers``, or of the words with at least two numbers the most frequent."""
+    numbers: dict[str, set[str]] = {}
+    count: Counter[str] = Counter()
+    for path in paths:
+        found = _LAYER.search(path)
+        if found:
+            numbers.setdefault(found.group(1), set()).add(found.group(2))
+            count[found.group(1)] += 1
+    several = [word for word, _ in count.most_common() if len(numbers[word]) > 1] or [w for w, _ in count.most_common()]
+    return "layers" if "layers" in several else next(iter(several), "")

@@ -1,0 +1,45 @@
+"""``numprobe rl TRAIN ROLLOUT``: why training and rollout differ."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import typer
+
+from numprobe.cli import common
+
+
+def rl(
+    train: str = typer.Argument(..., help="Dump of the training side: Megatron, FSDP or Hugging Face modules."),
+    rollout: str = typer.Argument(..., help="Dump of the rollout side: vLLM or SGLang modules."),
+    out: Path = common.Out,
+    as_json: bool = common.Json,
+    step: str = common.Step,
+    rank: str = common.Rank,
+    lang: str = common.Lang,
+    progress: str = typer.Option(
+        "auto", "--progress", help="auto or json (stderr holds JSON lines only).", metavar="HOW"
+    ),
+    no_cache: bool = typer.Option(False, "--no-cache", help="Neither read nor write the per-rank cache."),
+    quiet: bool = common.Quiet,
+    debug: bool = common.Debug,
+) -> None:
+    """Where do a training and a rollout dump of the same tokens part? Exit 0: nowhere, 1: found, 3: cannot be said."""
+    from numprobe.diagnose.rl_consistency.command import run_command
+    from numprobe.diagnose.rl_consistency.skill import RlOptions
+
+    common.one_of("--progress", progress, ("auto", "json"))
+    code = run_command(
+        train,
+        rollout,
+        RlOptions(common.ranges(step, "--step"), common.ranges(rank, "--rank"), not no_cache),
+        out=out,
+        lang=common.language(lang),
+        as_json=as_json,
+        progress=progress,
+        style_out=common.style(sys.stdout, quiet=quiet),
+        style_err=common.style(sys.stderr, quiet=quiet),
+        quiet=quiet,
+    )
+    raise typer.Exit(code)

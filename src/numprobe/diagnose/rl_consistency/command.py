@@ -1,0 +1,85 @@
+"""A run of the skill from start to end: folder, progress, screen, exit code."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from numprobe.diagnose.rl_consistency.messages import CATALOGUE
+from numprobe.diagnose.rl_consistency.page.markdown import render_markdown
+from numprobe.diagnose.rl_consistency.page.screen import render_json_line, render_terminal
+from numprobe.diagnose.rl_consistency.result import RlResult
+from numprobe.diagnose.rl_consistency.skill import STAGES, RlOptions, analyse
+from numprobe.execution.memory import without_collector
+from numprobe.execution.stages import Listener, ignore
+from numprobe.formats.dump import open_dump
+from numprobe.report.language import is_utf8
+from numprobe.report.progress import progress_display
+from numprobe.report.run_folder import RunFolder, open_run
+from numprobe.report.running import Told, marked, print_conclusion, refuse_inside
+from numprobe.report.terminal import Style
+
+
+def run_to_folder(
+    train: str | Path,
+    rollout: str | Path,
+    options: RlOptions | None = None,
+    out: Path | None = None,
+    *,
+    lang: str = "en",
+    listener: Listener = ignore,
+) -> tuple[RlResult, RunFolder]:
+    """Analyse both dumps and write the run's folder.
+
+    Raises:
+        NumprobeError: as :func:`~numprobe.diagnose.rl_consistency.skill.analyse`, or ``out`` holds something else.
+    """
+    options = options or RlOptions()
+    for path in (train, rollout):  # a wrong path fails before an output folder is made
+        refuse_inside(open_dump(path, use_cache=options.use_cache), out)
+    told = Told(listener)
+    inputs: dict[str, object] = {"train": str(Path(train).resolve()), "rollout": str(Path(rollout).resolve())}
+    asked: dict[str, object] = {
+        "step": sorted(options.steps) if options.steps is not None else None,
+        "rank": sorted(options.ranks) if options.ranks is not None else None,
+        "lang": lang,
+    }
+    run = open_run("rl", out, inputs, asked)
+    with marked(run, told), without_collector():
+        result = analyse(train, rollout, options, told)
+        run.write_json("result.json", result)
+        head = ["place", "train", "rollout", "verdict", "error", "ratio"]
+        rows = [
+            [p.place, "; ".join(p.train), "; ".join(p.rollout), p.verdict, p.error, p.ratio] for p in result.mapping
+        ]
+        run.write_csv("mapping.csv", head, rows)
+        run.write_text("report.md", render_markdown(result, lang))
+    run.finish("done")
+    return result, run
+
+
+def run_command(
+    train: str | Path,
+    rollout: str | Path,
+    options: RlOptions,
+    *,
+    style_out: Style,
+    style_err: Style,
+    lang: str,
+    out: Path | None = None,
+    as_json: bool = False,
+    progress: str = "auto",
+    quiet: bool = False,
+) -> int:
+    """The command: progress on stderr, the conclusion on stdout, the exit code of the verdict."""
+    display = progress_display(progress, sys.stderr, STAGES, CATALOGUE, lang, style_err, quiet=quiet)
+    try:
+        result, run = run_to_folder(train, rollout, options, out, lang=lang, listener=display)
+    finally:
+        display.close()
+    folder = run.path.as_posix()
+    if as_json:
+        print_conclusion(render_json_line(result, folder, ascii_only=not is_utf8(sys.stdout.encoding)))
+    else:
+        print_conclusion(render_terminal(result, lang, style_out, f"{folder}/report.md"))
+    return result.exit_code

@@ -1,0 +1,1 @@
+"""The conclusion of the RL-consistency skill as Markdown and as terminal text."""

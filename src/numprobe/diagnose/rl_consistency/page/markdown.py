@@ -1,0 +1,88 @@
+"""The conclusion as Markdown: finding, figures, mapping."""
+
+from __future__ import annotations
+
+from numprobe.diagnose.rl_consistency.messages import CATALOGUE, say
+from numprobe.diagnose.rl_consistency.page import view
+from numprobe.diagnose.rl_consistency.result import Figures, Finding, RlResult
+from numprobe.report import numbers
+from numprobe.report.markdown import code, escape, joined, table
+
+
+def render_markdown(result: RlResult, lang: str) -> str:
+    """The whole report. Equal arguments give equal bytes."""
+    said = view.headline(result)
+    values = {"train": len(result.unmatched_train), "rollout": len(result.unmatched_rollout)}
+    lines = [
+        f"# {say(lang, f'verdict.{result.verdict}')}",
+        "",
+        joined(CATALOGUE.pieces(lang, said.key, said.values)),
+        "",
+        escape(say(lang, "screen.coverage_text", coverage=result.coverage, compared=view.compared(result), **values)),
+    ]
+    if result.detection_limit is not None:
+        lines += ["", escape(say(lang, "screen.limit_text", limit=result.detection_limit))]
+    steps = view.next_steps(result)
+    if steps:
+        lines += ["", f"## {say(lang, 'screen.next')}", ""]
+        lines += [f"- {joined(CATALOGUE.pieces(lang, s.key, s.values))}" for s in steps]
+    if result.findings:
+        lines += ["", f"## {say(lang, 'page.findings')}"]
+        for number, finding in enumerate(result.findings[:20], 1):
+            lines += ["", *_finding(number, finding, lang)]
+    lines += ["", f"## {say(lang, 'page.mapping')}", "", *_mapping(result, lang)]
+    for name, records in (("train", result.unmatched_train), ("rollout", result.unmatched_rollout)):
+        if records:
+            lines += ["", f"## {say(lang, 'page.unmatched')}: {say(lang, f'side.{name}')}", ""]
+            lines += [f"- {code(record)}" for record in records[:200]]
+    return "\n".join([*lines, ""])
+
+
+def _finding(number: int, f: Finding, lang: str) -> list[str]:
+    said = view.sentence(f)
+    lines = [f"### {number}. {f.clazz} ({f.kind})", "", joined(CATALOGUE.pieces(lang, said.key, said.values)), ""]
+    lines.append(f"- {say(lang, 'screen.confidence')}: {escape(view.confidence(f, lang))}")
+    for name, found in (("screen.anchor", f.anchor), ("screen.suspect", f.suspect)):
+        if found:
+            both = [
+                f"{say(lang, f'side.{s}')} {code(getattr(found, s))}" for s in ("train", "rollout") if getattr(found, s)
+            ]
+            lines.append(f"- {say(lang, name)}: {', '.join(both)}")
+    if f.segment:
+        lines.append(f"- {say(lang, 'screen.segment')}: {', '.join(code(name) for name in f.segment)}")
+    if f.layers:
+        lines.append(f"- {say(lang, 'screen.layers')}: {numbers.ranges(f.layers)}")
+    lines += ["", *_figures([*f.anchor_figures, *f.figures], lang)]
+    return lines
+
+
+def _figures(figures: list[Figures], lang: str) -> list[str]:
+    names = ("slot", "side", "max", "min", "mean", "norm", "error", "expected", "verdict")
+    rows = []
+    for f in figures:
+        for side, four in (("train", f.train), ("rollout", f.rollout)):
+            first = side == "train"
+            tail = [_percent(f.error), _percent(f.expected), say(lang, f"row.{f.verdict}")] if first else ["", "", ""]
+            rows.append(
+                [code(f.slot) if first else "", say(lang, f"side.{side}"), *(numbers.stat(x) for x in four), *tail]
+            )
+    return table([say(lang, f"head.{n}") for n in names], rows)
+
+
+def _percent(value: float | None) -> str:
+    return numbers.ABSENT if value is None else "inf" if value == float("inf") else numbers.percent(value)
+
+
+def _mapping(result: RlResult, lang: str) -> list[str]:
+    head = [say(lang, f"head.{n}") for n in ("place", "train", "rollout", "verdict", "error")]
+    rows = [
+        [
+            code(pair.place),
+            ", ".join(code(n) for n in pair.train) or "-",
+            ", ".join(code(n) for n in pair.rollout) or "-",
+            say(lang, f"row.{pair.verdict}"),
+            _percent(pair.error),
+        ]
+        for pair in result.mapping[:500]
+    ]
+    return table(head, rows)

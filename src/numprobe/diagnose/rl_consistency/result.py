@@ -1,0 +1,104 @@
+"""What the RL-consistency skill concludes, as data."""
+
+from __future__ import annotations
+
+import msgspec
+
+EXIT_CODES = {"no_difference": 0, "difference_found": 1, "premise_broken": 3, "inconclusive": 3}
+CLASSES = (
+    "missing_operator",
+    "implementation_difference",
+    "parameter_difference",
+    "upstream_propagation",
+    "configuration_difference",
+    "layout_error",
+    "interface_difference",
+    "nonfinite_one_side",
+    "needs_review",
+)
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """One slot on both sides: Max, Min, Mean, Norm; None where a side has none."""
+
+    slot: str
+    train: list[float | None]
+    rollout: list[float | None]
+    error: float | None
+    expected: float | None
+    verdict: str
+
+
+class Key(msgspec.Struct, frozen=True):
+    """A record on both sides, by its full name; None on the side that has none."""
+
+    train: str | None
+    rollout: str | None
+
+
+class Term(msgspec.Struct, frozen=True):
+    """One term of a confidence: the key of its text and its value."""
+
+    key: str
+    value: float
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """Where the two sides part.
+
+    ``role`` is that of the suspect, ``segment`` what lies between anchor and suspect on either side without a partner,
+    ``layers`` all layers that show the same, ``ratio`` the factor where one side is a multiple of the other.
+    """
+
+    clazz: str
+    kind: str
+    role: str
+    confidence: float
+    terms: list[Term]
+    anchor: Key | None
+    suspect: Key
+    segment: list[str]
+    layers: list[int]
+    transform: str | None
+    slot: str
+    error: float | None
+    expected: float | None
+    ratio: float | None
+    parameter: str
+    figures: list[Figures]
+    anchor_figures: list[Figures]
+    consequences: int
+
+
+class Pair(msgspec.Struct, frozen=True):
+    """One row of the mapping: a canonical place, the records that fill it on both sides, and the worst verdict of its slots."""
+
+    place: str
+    train: list[str]
+    rollout: list[str]
+    verdict: str
+    error: float | None
+    ratio: float | None
+
+
+class RlResult(msgspec.Struct):
+    """The conclusion. ``verdict``: difference_found | no_difference | premise_broken | inconclusive."""
+
+    verdict: str
+    reason: str
+    coverage: float
+    train: str
+    rollout: str
+    findings: list[Finding]
+    mapping: list[Pair]
+    unmatched_train: list[str]
+    unmatched_rollout: list[str]
+    counts: dict[str, int]
+    layers: int
+    merged: dict[str, int]
+    detection_limit: float | None
+    warnings: int = 0
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_CODES[self.verdict]

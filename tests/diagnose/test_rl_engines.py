@@ -1,0 +1,61 @@
+"""The real engines on one checkpoint: every pair gets the answer that is known to be right."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from numprobe.diagnose.rl_consistency.result import RlResult
+from numprobe.diagnose.rl_consistency.skill import RlOptions, analyse
+
+ENGINES = Path(__file__).parents[1] / "data" / "interop" / "engines"
+EXPECTED = {pair: answer for pair, answer in json.loads((ENGINES / "EXPECTED.json").read_text()).items() if "|" in pair}
+
+
+def answer(train: str, rollout: str) -> RlResult:
+    return analyse(ENGINES / train, ENGINES / rollout, RlOptions(use_cache=False))
+
+
+@pytest.mark.parametrize("pair", EXPECTED)
+def test_every_pair_of_engines(pair: str) -> None:
+    train, rollout = pair.split("|")
+    expected = EXPECTED[pair]
+    result = answer(train, rollout)
+    assert result.verdict == expected["verdict"]
+    assert result.coverage > 0.7
+    if result.verdict == "no_difference":
+        assert not result.findings
+        assert result.counts["error"] == 0
+        return
+    [finding] = result.findings
+    assert finding.clazz in expected["class"]
+    assert finding.kind in expected.get("kind", [finding.kind])
+    assert finding.layers == expected["layers"]
+    assert any(
+        word in (key or "") for word in expected["suspect"] for key in (finding.suspect.train, finding.suspect.rollout)
+    )
+    assert finding.anchor is not None
+    for word in expected.get("anchor", []):
+        assert word in f"{finding.anchor.train} {finding.anchor.rollout}"
+    assert finding.confidence >= 0.75
+
+
+def test_one_run_agrees_with_itself() -> None:
+    result = answer("vllm", "vllm")
+    assert (result.verdict, result.coverage) == ("no_difference", 1.0)
+
+
+def test_shards_are_joined_and_replicas_checked() -> None:
+    merged = answer("megatron_tp2", "vllm").merged
+    assert merged["sharded"] > 0 < merged["replicated"]
+    assert not answer("megatron", "vllm").merged
+
+
+def test_the_operator_on_one_side_is_shown() -> None:
+    [finding] = answer("megatron_gelu", "vllm").findings
+    assert finding.segment == ["Functional.silu.0.forward", "Module.model.layers.0.mlp.act_fn.SiluAndMul.forward.0"]
+    [row] = [f for f in finding.figures if f.slot == "input_args.0"]
+    assert row.train[3] == pytest.approx(84.29, abs=0.01)
+    assert row.rollout[3] == pytest.approx(77.62, abs=0.01)
