@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from numprobe.diagnose import rl_consistency
 from numprobe.diagnose.rl_consistency.result import RlResult
 from numprobe.diagnose.rl_consistency.skill import RlOptions, analyse
 
@@ -59,3 +62,40 @@ def test_the_operator_on_one_side_is_shown() -> None:
     [row] = [f for f in finding.figures if f.slot == "input_args.0"]
     assert row.train[3] == pytest.approx(84.29, abs=0.01)
     assert row.rollout[3] == pytest.approx(77.62, abs=0.01)
+
+
+def test_questions_about_a_result() -> None:
+    found = answer("megatron_gelu", "vllm")
+    [row] = [pair for pair in rl_consistency.table(found, "linear_fc2") if "layers.0" in pair.place]
+    assert row.train == ["Module.decoder.layers.0.mlp.linear_fc2.RowParallelLinear.forward.0"]
+    assert row.rollout == ["Module.model.layers.0.mlp.down_proj.RowParallelLinear.forward.0"]
+    assert {pair.place for pair in rl_consistency.layer(found, 0)} >= {
+        "layers.0.qkv",
+        "layers.0.gate_up",
+        "layers.0.down",
+    }
+    assert "suspect" in rl_consistency.why_not(found, "layers.0.down")
+    assert "behind" in rl_consistency.why_not(found, "linear_qkv")
+    assert "agree" in rl_consistency.why_not(found, "layers.0.qkv")
+    assert "no record" in rl_consistency.why_not(found, "nothing_of_the_kind")
+
+
+def numprobe(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).parent / "numprobe"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_the_commands(tmp_path: Path) -> None:
+    arguments = [str(ENGINES / "megatron_gelu"), str(ENGINES / "vllm")]
+    ran = numprobe("rl", *arguments, "--json", "-o", str(tmp_path / "out"))
+    said = json.loads(ran.stdout)
+    assert ran.returncode == 1
+    assert said["verdict"] == "difference_found"
+    assert said["findings"][0]["class"] == "missing_operator"
+    assert set(said["findings"][0]) >= {"kind", "confidence", "anchor", "suspect", "segment", "layers", "transform"}
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {"run.json", "result.json", "mapping.csv", "report.md"}
+    chinese = numprobe("rl", *arguments, "--lang", "zh", "-o", str(tmp_path / "zh"))
+    assert "激活函数" in chinese.stdout
+    mapping = numprobe("map", *arguments, "-o", str(tmp_path / "map.csv"))
+    assert "layers.2.down" in mapping.stdout
+    assert (tmp_path / "map.csv").read_text().startswith("place,train,rollout\n")

@@ -37,13 +37,14 @@ def main(
 
 
 def _register() -> None:
-    from numprobe.cli import collect, compare, demo, inspect, merge, nan, rl, synth
+    from numprobe.cli import collect, compare, demo, inspect, map, merge, nan, rl, synth
 
     app.command("nan")(nan.nan)
     app.command("compare", cls=compare.CompareCommand)(compare.compare)
     app.command("merge")(merge.merge)
     app.command("merge_result", cls=merge.MergeResultCommand, hidden=True)(merge.merge)
     app.command("rl")(rl.rl)
+    app.command("map")(map.map_modules)
     app.command("inspect")(inspect.inspect)
     app.command("demo")(demo.demo)
     synth_app.command("nan")(synth.synth_nan)

@@ -137,7 +137,7 @@ def _no_output(error: OSError) -> int:
 def _interrupted() -> int:
     from numprobe.report.messages import say
 
-    kept = sys.argv[1:2] in (["nan"], ["inspect"], ["compare"]) and "--no-cache" not in sys.argv
+    kept = sys.argv[1:2] in (["nan"], ["inspect"], ["compare"], ["rl"]) and "--no-cache" not in sys.argv
     _tell("interrupted", say(language(_written("--lang", LANGUAGES)), "interrupted.kept" if kept else "interrupted"))
     return 128 + _received[0] if _received else INTERRUPTED
 

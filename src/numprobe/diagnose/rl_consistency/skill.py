@@ -166,7 +166,7 @@ def _pair(view: View, pair: int) -> data.Pair:
     train, rollout = view.keys(pair)
     rows = range(int(view.leaves.first[pair]), int(view.leaves.first[pair + 1]))
     judged = view.judged
-    order = ("pass", "incomparable", "unmatched", "warning", "error")
+    order = ("unmatched", "incomparable", "pass", "warning", "error")
     worst = max(
         rows, key=lambda r: (order.index(judged.verdict[r]), judged.rho[r] if not math.isnan(judged.rho[r]) else 0)
     )
