@@ -90,7 +90,7 @@ def step(data: Iterator[torch.Tensor], model: nn.Module) -> torch.Tensor:
 
 def dumped(out: Path, schedule: Any, model: Any, count: int, steps: int = 1) -> list[Dump]:
     models = model if isinstance(model, list) else [model]
-    optimizer = torch.optim.SGD([p for m in models for p in m.parameters()])
+    optimizer = torch.optim.SGD([p for m in models for p in m.parameters()], lr=0.1)
     with PrecisionDebugger(dump_path=out, level="mix", risk_level="ALL") as debugger:
         for _ in range(steps):
             debugger.start(model=model)

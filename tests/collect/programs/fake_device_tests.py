@@ -147,6 +147,23 @@ def test_while_a_graph_is_captured_nothing_is_looked_at(tmp_path: Path):
     assert statistics.unsupported == {"captured for a graph": 1}
 
 
+def test_a_module_that_cannot_tell_is_asked_once(monkeypatch: pytest.MonkeyPatch):
+    """A vendor's that takes other arguments costs no figures."""
+    asked = []
+
+    def other(*_: object) -> None:
+        asked.append(1)
+        raise TypeError("takes no device")
+
+    monkeypatch.setattr(devices, "_unanswered", set())
+    monkeypatch.setattr(torch.fake, "current_stream", other)
+    statistics = Statistics()
+    for _ in range(3):
+        statistics.add(torch.ones(3, device="fake"))
+    assert [record["Max"] for record in statistics.resolve()] == [1.0] * 3
+    assert asked == [1]
+
+
 def test_tensors_stay_on_the_device_until_the_flush(tmp_path: Path):
     x = torch.ones(3, device="fake")
     writer = TensorWriter(tmp_path, until_flush=True)

@@ -2,7 +2,7 @@
 
 Whatever the collector decides by ``device.type`` is decided here. The host (``tensor.is_cpu``) has none of these and is asked for
 beforehand. Vendors' modules (``torch.cuda``, ``torch.npu``, ``torch.xpu``) are found by the name of the device type, as torch
-itself finds them; what a module lacks counts as absent on its device.
+itself finds them; what a module lacks, or cannot tell, counts as absent on its device.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def current_stream(device: torch.device) -> Hashable:
     """The stream that kernels go to now; None on a device without any. Costs a fraction of a launch."""
     if device.type == "cuda":
         return torch._C._cuda_getCurrentStream(device.index)
-    find = getattr(_module(device), "current_stream", None)
-    return None if find is None else find(device)
+    stream: Hashable = _ask(device, "current_stream", device)
+    return stream
 
 
 def on_stream(device: torch.device, stream: Any) -> AbstractContextManager[Any]:
@@ -42,8 +42,22 @@ def on_stream(device: torch.device, stream: Any) -> AbstractContextManager[Any]:
 
 def is_capturing(device: torch.device) -> bool:
     """Are kernels only written down now, for a graph that runs later? Then there are no values, and a copy would break it."""
-    asked = getattr(_module(device), "is_current_stream_capturing", None)
-    return bool(asked is not None and asked())
+    return bool(_ask(device, "is_current_stream_capturing"))
+
+
+def _ask(device: torch.device, question: str, *about: Any) -> Any:
+    """What the device's module answers; None where it knows no answer, and from then on without asking again."""
+    answer = getattr(_module(device), question, None)
+    if answer is None or (device.type, question) in _unanswered:
+        return None
+    try:
+        return answer(*about)
+    except Exception:  # of a module that we have not seen
+        _unanswered.add((device.type, question))
+        return None
+
+
+_unanswered: set[tuple[str, str]] = set()
 
 
 def _module(device: torch.device) -> Any:

@@ -126,6 +126,7 @@ class ModuleHooks:
     def forget_calls(self) -> None:
         """Calls that were left by an exception nobody saw."""
         self._calls.clear()
+        self._scope.thread.busy = False
 
     # --- forward -------------------------------------------------------------------------------------------------
 
@@ -142,7 +143,8 @@ class ModuleHooks:
             try:
                 self._begin(base, module, args, kwargs)
             finally:
-                thread.busy = compiled  # what runs inside of a compiled module is not recorded
+                thread.busy = False
+            thread.busy = compiled  # what runs inside of a compiled module is not recorded
 
         return begin
 
