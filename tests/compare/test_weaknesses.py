@@ -339,3 +339,24 @@ def test_what_a_collective_brings_in_is_the_finding_of_the_rank_that_made_it(tmp
 def test_a_collective_that_is_wrong_itself_is_the_finding(tmp_path: Path) -> None:
     [finding] = compared(two_ranks(tmp_path / "t", 1.0, 4.0), two_ranks(tmp_path / "g", 1.0, 2.0)).findings
     assert (finding.op, finding.reason, finding.ranks) == ("Distributed.all_reduce.0.forward", "received", [0, 1])
+
+
+def test_a_call_that_gives_the_same_again_ends_the_trail(tmp_path: Path) -> None:
+    sides = [
+        write(
+            tmp_path / name,
+            {
+                "Torch.f.0.forward": call([tensor(X)], [tensor(y)]),
+                "Torch.sign.0.forward": call([tensor(y)], [tensor(np.sign(Y))]),
+                "Torch.g.0.forward": call([tensor(np.sign(Y))], [tensor(np.sign(Y) * X)]),
+            },
+        )
+        for name, y in (("t", 2 * Y), ("g", Y))
+    ]
+    table = rows(sides[0], sides[1], tmp_path / "out")
+    told = table.filter(pl.col("role") == "output").select("target_op", "status", "verdict").rows()
+    assert told == [
+        ("Torch.f.0.forward", "introduced", "error"),
+        ("Torch.sign.0.forward", "recovered", "pass"),
+        ("Torch.g.0.forward", "", "pass"),
+    ]

@@ -158,7 +158,10 @@ def _output(
         _same_event(book, pair, out, alias)
         return
     if source >= 0:
-        book.hand_on(out, source)
+        if book.error[out] == 0 and not book.differs[out] and not book.nonfinite[out]:
+            book.status[out] = "recovered"  # what came in makes no difference to what goes out
+        else:
+            book.hand_on(out, source)
         return
     if book.reason[out]:
         if book.reason[out] == REASON["shape"] and not flipped and kind is not Family.DISCRETE:
