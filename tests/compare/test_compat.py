@@ -56,7 +56,7 @@ CASES = {
             (EDGE, ("stats", "md5", "tensor", "complex")),
             (
                 STORE,
-                ("leaves", "leaves_md5", "pairs", "pairs_md5", "thresholds", "thresholds_md5", "thresholds_tensor"),
+                ("leaves", "leaves_md5", "pairs", "pairs_md5", "thresholds", "thresholds_tensor"),
             ),
         )
         for name in names
