@@ -49,6 +49,8 @@ class _Leaf(msgspec.Struct, forbid_unknown_fields=True):
     value: Any = None
     group_ranks: Any = None
     group_id: Any = None
+    device: Any = None
+    stride: Any = None
 
 
 _Item = _Leaf | list[_Leaf | None] | None
