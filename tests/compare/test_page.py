@@ -14,11 +14,12 @@ import pytest
 
 import numprobe.compare
 from numprobe.compare.messages import CATALOGUE
-from numprobe.compare.page.heat import MOST_ROWS, heat_maps
-from numprobe.compare.page.html import SCRIPT_WORDS, ratio, render_html
+from numprobe.compare.page.heat import heat_maps
+from numprobe.compare.page.html import SCRIPT_WORDS, render_html
 from numprobe.compare.result import Cell
 from numprobe.record.nonfinite import Number
 from numprobe.report import numbers
+from numprobe.report.html.heat import MOST_ROWS, ratio
 from numprobe.report.messages import fields
 from report.test_nan_page import Page
 

@@ -13,6 +13,7 @@ from numprobe.compare.messages import CATALOGUE as COMPARE
 from numprobe.diagnose.nan_overflow.messages import CATALOGUE
 from numprobe.diagnose.nan_overflow.result import NanResult, Params
 from numprobe.diagnose.overview import CATALOGUE as OVERVIEW
+from numprobe.diagnose.rl_consistency.messages import CATALOGUE as RL
 from numprobe.report.language import default_language
 from numprobe.report.messages import GENERIC, Mark, fields, say
 
@@ -25,7 +26,7 @@ FROM_THE_ANALYSIS = re.compile(
 )
 
 
-@pytest.mark.parametrize("catalogue", [GENERIC, CATALOGUE, COMPARE], ids=["generic", "nan", "compare"])
+@pytest.mark.parametrize("catalogue", [GENERIC, CATALOGUE, COMPARE, RL], ids=["generic", "nan", "compare", "rl"])
 def test_both_languages_have_the_same_keys_and_fields(catalogue):
     en, zh = catalogue.templates("en"), catalogue.templates("zh")
     assert en.keys() == zh.keys()
@@ -85,7 +86,7 @@ def test_every_literal_key_in_the_code_exists():
         code,
     )
     assert len(keys) > 80
-    known = {**CATALOGUE.templates("en"), **OVERVIEW.templates("en"), **COMPARE.templates("en")}
+    known = {**CATALOGUE.templates("en"), **OVERVIEW.templates("en"), **COMPARE.templates("en"), **RL.templates("en")}
     missing = {key for key in keys if key not in known and not key.endswith(".")}
     assert not missing
 

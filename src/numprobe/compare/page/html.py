@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import math
-import re
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-
-from markupsafe import Markup, escape
 
 from numprobe.compare.expected import ERROR, WARNING
 from numprobe.compare.messages import CATALOGUE, say
 from numprobe.compare.page import view
-from numprobe.compare.page.heat import HeatMap, heat_maps
+from numprobe.compare.page.heat import HANDED_ON, heat_maps
 from numprobe.compare.page.rows import Row
-from numprobe.compare.result import Cell, CompareResult, Finding, RankPair
-from numprobe.report import numbers
-from numprobe.report.html import render_page, script_data
+from numprobe.compare.result import CompareResult, Finding, RankPair
+from numprobe.report.html import heat, render_page, script_data
+from numprobe.report.html.heat import LETTERS, HeatMap, drawn, heat_values, ratio, script_words, wrapped
 from numprobe.report.names import telling_part
 from numprobe.report.terminal import printable
 
@@ -36,12 +32,10 @@ ROW_BADGES = {
     "unmatched_target": ("missing", "×"),
     "unmatched_golden": ("missing", "×"),
 }
-LETTERS = {"pass": "p", "warning": "w", "error": "e", "incomparable": "i", "unmatched": "u"}
-HANDED_ON = "propagated"
 SCRIPT_WORDS = (
     *("page.copy", "page.copied", "page.filter", "page.shown", "page.previous", "page.next", "page.pages"),
-    *("page.cell", "page.cell.outside", "page.cell.ratio", "page.cell.none", "page.cell.finding", "page.golden_op"),
-    *("head.verdict", "page.head.phase"),
+    *("page.golden_op", "head.verdict", "page.head.phase"),
+    *heat.SCRIPT_WORDS,
 )
 
 
@@ -66,12 +60,12 @@ def render_html(result: CompareResult, lang: str, *, artifacts: Sequence[str] = 
         "limits": {"warning": f"{WARNING:g}", "error": f"{ERROR:g}"},
         "ratio": ratio,
         "of": lambda function, *values: lambda language: function(*values, language),
-        "wrapped": _wrapped,
+        "wrapped": wrapped,
         "infinite": math.inf,
         "notes": _notes(result),
         "compared": sum(pair.compared for pair in result.ranks),
         "partial": [pair.target or pair.golden for pair in result.ranks if pair.status == "partial"],
-        "maps": [(heat, _cells(heat), _legend(heat)) for heat in maps],
+        "maps": [drawn(heat_map) for heat_map in maps],
         "shown_map": _shown_map(maps, first),
         "rows": rows[:WITHOUT_SCRIPT],
         "n_rows": len(rows),
@@ -83,16 +77,18 @@ def render_html(result: CompareResult, lang: str, *, artifacts: Sequence[str] = 
         "rank_rows": _rank_rows(result.ranks),
         "table": next((name for name in artifacts if name.endswith(".parquet")), ""),
         "artifacts": artifacts,
-        "script_json": script_data({"words": _words(result, rows), "maps": _map_values(maps), "rows": _columns(rows)}),
+        "script_json": script_data(
+            {
+                "words": _words(result, rows),
+                "maps": heat_values(maps),
+                "verdict": "verdict.row.",
+                "rows": _columns(rows),
+            }
+        ),
     }
-    return render_page(Path(__file__).parent, "page.html.j2", CATALOGUE, lang, context)
-
-
-def ratio(rho: float | None) -> str:
-    """Found over expected: one decimal, two below 1."""
-    if rho is None:
-        return "—"
-    return numbers.stat(rho) if rho >= 1000 else f"{rho:.1f}" if rho >= 1 else f"{rho:.2f}"
+    folder = Path(__file__).parent
+    styles, scripts = ("two_sides.css",), ("heat.js",)
+    return render_page(folder, "page.html.j2", CATALOGUE, lang, context, styles=styles, scripts=scripts)
 
 
 def _title(result: CompareResult, first: Finding | None) -> str:
@@ -107,11 +103,6 @@ def _notes(result: CompareResult) -> list[view.Said]:
     return [view.Said("note.levels", {"target": target, "golden": golden}) for target, golden in levels]
 
 
-def _wrapped(name: str) -> Markup:
-    """A name that wraps after dots and underscores, in a narrow column."""
-    return Markup("<wbr>").join(escape(piece) for piece in re.split(r"(?<=[._])(?=[^._])", printable(name)))
-
-
 def _rank_rows(ranks: Sequence[RankPair]) -> list[RankPair]:
     """All pairs of ranks, or those with the most errors, in their order."""
     if len(ranks) <= MOST_RANKS:
@@ -121,54 +112,9 @@ def _rank_rows(ranks: Sequence[RankPair]) -> list[RankPair]:
     return [pair for pair in ranks if id(pair) in kept]
 
 
-# --- the heat map ----------------------------------------------------------------------------------------------------
-
-
-def _kind(cell: Cell) -> str:
-    letter = LETTERS[cell.verdict.partition("_")[0]]
-    return f"{letter} h" if cell.status == HANDED_ON and letter != "p" else letter
-
-
-def _cells(heat: HeatMap) -> list[Markup]:
-    """The cells of each row. One element a cell, as short as it can be: there may be thousands."""
-    return [
-        Markup("").join(_cell(cell, mark) for cell, mark in zip(row.cells, row.marks, strict=True)) for row in heat.rows
-    ]
-
-
-def _cell(cell: Cell | None, mark: int) -> Markup:
-    if cell is None:
-        return Markup("<b></b>")
-    kind = f"{_kind(cell)}{' first' if mark == 1 else ''}"
-    attribute = f'"{kind}"' if " " in kind else kind
-    return Markup(f"<b class={attribute}>{mark if 0 < mark < 10 else '•' if mark else ''}</b>")
-
-
-def _legend(heat: HeatMap) -> list[tuple[str, str, int]]:
-    """Class, key of the text and how many cells, in the order of severity; handed on apart."""
-    found = Counter(_kind(cell) for row in heat.rows for cell in row.cells if cell)
-    names = [(letter + pale, name + pale) for name, letter in LETTERS.items() for pale in ("", " h")]
-    return [(kind, name, found[kind]) for kind, name in names if found[kind] or kind == "p"]
-
-
 def _shown_map(maps: Sequence[HeatMap], first: Finding | None) -> str:
-    phases = [heat.phase for heat in maps]
+    phases = [heat_map.phase for heat_map in maps]
     return first.phase if first and first.phase in phases else phases[0] if phases else ""
-
-
-def _map_values(maps: Sequence[HeatMap]) -> dict[str, object]:
-    """By phase: parts, layers, and row by row the ratio of each cell as text (0: none) and the finding in it."""
-    return {
-        heat.phase: {
-            "parts": [printable(row.part) for row in heat.rows],
-            "layers": heat.layers,
-            "ratio": [
-                ratio(cell.rho) if cell and cell.rho is not None else 0 for row in heat.rows for cell in row.cells
-            ],
-            "marks": {n: mark for n, mark in enumerate(mark for row in heat.rows for mark in row.marks) if mark},
-        }
-        for heat in maps
-    }
 
 
 # --- the table of records --------------------------------------------------------------------------------------------
@@ -183,7 +129,7 @@ def _words(result: CompareResult, rows: Sequence[Row]) -> dict[str, list[str]]:
         *(f"status.{status}" for status in dict.fromkeys([HANDED_ON, *(row.status for row in rows)]) if status),
         *(f"reason.{reason}" for reason in dict.fromkeys(row.reason for row in rows) if reason),
     ]
-    return {key: [CATALOGUE.templates(lang).get(key, key) for lang in ("en", "zh")] for key in dict.fromkeys(keys)}
+    return script_words(CATALOGUE, keys)
 
 
 def _columns(rows: Sequence[Row]) -> dict[str, object]:

@@ -32,10 +32,24 @@ SHORT = 24  # a slot or value up to here stays on one line
 HERE = Path(__file__).parent
 
 
-def render_page(folder: Path, template: str, catalogue: Catalogue, lang: str, context: Mapping[str, Any]) -> str:
-    """The page of a skill: its template, ``page.css`` and ``page.js`` lie in ``folder``."""
+def render_page(
+    folder: Path,
+    template: str,
+    catalogue: Catalogue,
+    lang: str,
+    context: Mapping[str, Any],
+    *,
+    styles: Sequence[str] = (),
+    scripts: Sequence[str] = (),
+) -> str:
+    """The page of a skill: its template, ``page.css`` and ``page.js`` lie in ``folder``.
+
+    ``styles`` and ``scripts`` are files of this folder that come before them.
+    """
     words = Words(catalogue)
-    script = "\n".join(["{", "'use strict';", _script(HERE / "base.js"), _script(folder / "page.js"), "}"])
+    code = [_script(file) for file in (HERE / "base.js", *(HERE / name for name in scripts), folder / "page.js")]
+    script = "\n".join(["{", "'use strict';", *code, "}"])
+    sheets = (HERE / "base.css", *(HERE / name for name in styles), folder / "page.css")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     text = (
         _environment(folder)
@@ -52,7 +66,7 @@ def render_page(folder: Path, template: str, catalogue: Catalogue, lang: str, co
             number=numbers,
             lang=lang,
             html_lang=HTML_LANG[lang],
-            style=Markup(_style(HERE / "base.css") + _style(folder / "page.css")),
+            style=Markup("".join(map(_style, sheets))),
             script=Markup(script),
             script_digest=digest,
         )
@@ -177,14 +191,14 @@ def _environment(folder: Path) -> Environment:
     )
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=16)
 def _style(file: Path) -> str:
     text = re.sub(r"/\*.*?\*/", "", file.read_text(encoding="utf-8"), flags=re.DOTALL)
     text = re.sub(r"\s*\n\s*", "", text)
     return re.sub(r"(?<=[{;:,])\s+|\s+(?=[{}])", "", text)
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=16)
 def _script(file: Path) -> str:
     lines = (line.strip() for line in file.read_text(encoding="utf-8").splitlines())
     return "\n".join(line for line in lines if line and not line.startswith("//"))
