@@ -135,8 +135,7 @@ def _write_tables(run: RunFolder, parts: Sequence[Path], output: Output) -> None
         shown = shown.filter(names.str.contains(output.filter, literal=True))
     for kind in output.tables:
         name = f"compare.{kind}"
-        with writing(run.path):
-            write_table(shown, run.path / name)
+        write_table(shown, run.path / name)
         run.artifacts.append(name)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from numprobe.compare.msprobe.files import XLSX_ROWS, is_formula, write_xlsx
+from numprobe.report.run_folder import writing
 
 if TYPE_CHECKING:
     import polars as pl
@@ -27,12 +28,16 @@ def write_table(frame: pl.DataFrame, path: Path) -> None:
         NumprobeError: E-OUT-002 it cannot be written.
     """
     part = path.with_name(f".{path.name}.part{path.suffix}")
-    part.unlink(missing_ok=True)
-    if path.suffix == ".csv":
-        _as_plain_text(frame).write_csv(part)
-    else:
-        write_xlsx(part, _sheets(frame), lambda book, sheet, rows: _dress(book, sheet, rows, frame))
-    part.replace(path)
+    with writing(path.parent):
+        part.unlink(missing_ok=True)
+        try:
+            if path.suffix == ".csv":
+                _as_plain_text(frame).write_csv(part)
+            else:
+                write_xlsx(part, _sheets(frame), lambda book, sheet, rows: _dress(book, sheet, rows, frame))
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
 
 
 def _as_plain_text(frame: pl.DataFrame) -> pl.DataFrame:
@@ -61,12 +66,14 @@ def _lines(frame: pl.DataFrame) -> Iterator[Sequence[object]]:
 
 def _dress(book: Any, sheet: Any, rows: int, frame: pl.DataFrame) -> None:
     """A header that stays, a filter, columns as wide as what they hold, rows in the colour of their verdict."""
+    from xlsxwriter.utility import xl_col_to_name  # type: ignore[import-untyped]
+
     sheet.freeze_panes(1, 0)
     sheet.autofilter(0, 0, max(rows, 1), frame.width - 1)
     for i, width in enumerate(_widths(frame)):
         sheet.set_column(i, i, width)
     if rows and "verdict" in frame.columns:
-        letter = chr(ord("A") + frame.columns.index("verdict"))
+        letter = xl_col_to_name(frame.columns.index("verdict"))
         for verdict, colour in COLOURS.items():
             rule = {
                 "type": "formula",
