@@ -87,7 +87,7 @@ def render_html(result: CompareResult, lang: str, *, artifacts: Sequence[str] = 
         ),
     }
     folder = Path(__file__).parent
-    styles, scripts = ("two_sides.css",), ("heat.js",)
+    styles, scripts = ("two_sides.css",), ("heat.js", "two_sides.js")
     return render_page(folder, "page.html.j2", CATALOGUE, lang, context, styles=styles, scripts=scripts)
 
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from numprobe.diagnose.rl_consistency.messages import CATALOGUE
+from numprobe.diagnose.rl_consistency.page.html import render_html
 from numprobe.diagnose.rl_consistency.page.markdown import render_markdown
 from numprobe.diagnose.rl_consistency.page.screen import render_json_line, render_terminal
 from numprobe.diagnose.rl_consistency.result import RlResult
@@ -54,6 +55,7 @@ def run_to_folder(
         ]
         run.write_csv("mapping.csv", head, rows)
         run.write_text("report.md", render_markdown(result, lang))
+        run.write_text("report.html", render_html(result, lang, artifacts=run.artifacts))
     run.finish("done")
     return result, run
 
@@ -81,5 +83,5 @@ def run_command(
     if as_json:
         print_conclusion(render_json_line(result, folder, ascii_only=not is_utf8(sys.stdout.encoding)))
     else:
-        print_conclusion(render_terminal(result, lang, style_out, f"{folder}/report.md"))
+        print_conclusion(render_terminal(result, lang, style_out, f"{folder}/report.html"))
     return result.exit_code

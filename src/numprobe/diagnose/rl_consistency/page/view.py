@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from numprobe.diagnose.rl_consistency.messages import say
-from numprobe.diagnose.rl_consistency.result import Finding, RlResult
+from numprobe.diagnose.rl_consistency.result import Finding, Key, RlResult
+from numprobe.record.names import parse_name
+from numprobe.report import numbers
 
 
 @dataclass(frozen=True)
@@ -32,31 +34,32 @@ def headline(result: RlResult) -> Said:
 def sentence(f: Finding) -> Said:
     """What a finding says."""
     several = f.layers if len(f.layers) > 1 else None
+    named = short(suspect(f))
     known: dict[str, dict[str, object]] = {
         "missing_operator": {
-            "anchor": key(f.anchor) or "-",
-            "suspect": suspect(f),
+            "anchor": short(key(f.anchor)) or "-",
+            "suspect": named,
             "layers": several,
             "error": f.error,
         },
-        "configuration_difference": {"suspect": suspect(f), "ratio": f.ratio and f"{f.ratio:.4g}"},
+        "configuration_difference": {"suspect": named, "ratio": f.ratio and f"{f.ratio:.4g}"},
         "implementation_difference": {
-            "suspect": suspect(f),
+            "suspect": named,
             "error": _finite(f.error),
             "expected": _finite(f.expected),
         },
-        "parameter_difference": {"suspect": suspect(f), "parameter": f.parameter, "error": _finite(f.error)},
+        "parameter_difference": {"suspect": named, "parameter": f.parameter, "error": _finite(f.error)},
     }
-    return Said(f"headline.{f.clazz}", known.get(f.clazz, {"suspect": suspect(f)}))
+    return Said(f"headline.{f.clazz}", known.get(f.clazz, {"suspect": named}))
 
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and value < float("inf") else None
 
 
-def key(found: object) -> str:
+def key(found: Key | None) -> str:
     """The name on the training side, else that on the rollout side."""
-    return (getattr(found, "train", None) or getattr(found, "rollout", None) or "") if found else ""
+    return (found.train or found.rollout or "") if found else ""
 
 
 def suspect(f: Finding) -> str:
@@ -85,9 +88,85 @@ def next_steps(result: RlResult) -> list[Said]:
     return [Said("next.implementation", {"suspect": suspect(f), "anchor": key(f.anchor) or "-"}), Said("next.mapping")]
 
 
+def short(name: str) -> str:
+    """``Module.decoder.layers.0.mlp.linear_fc2.RowParallelLinear.forward.0`` -> ``layers.0.mlp.linear_fc2``; others as they are.
+
+    For headlines: the full name stands next to it.
+    """
+    op = parse_name(name)
+    if not op.is_module or not op.path:
+        return name
+    start = f".{op.path}".find(".layers.")
+    return op.path[start:] if start >= 0 else op.path
+
+
+def tail(name: str) -> str:
+    """``linear_fc2``: the module's own name, where its layer stands next to it."""
+    return short(name).rpartition(".")[2] if parse_name(name).is_module else name
+
+
+def layer(found: Key) -> int | None:
+    return parse_name(key(found)).layer
+
+
+@dataclass(frozen=True)
+class Between:
+    """What lies between anchor and suspect. ``unplaced``: operators, of which the result does not say the side."""
+
+    train: list[str]
+    rollout: list[str]
+    unplaced: list[str]
+
+
+def between(result: RlResult, f: Finding) -> Between:
+    """The segment by side: modules are in the mapping or among those without partner."""
+    train = {*result.unmatched_train, *(name for pair in result.mapping for name in pair.train)}
+    rollout = {*result.unmatched_rollout, *(name for pair in result.mapping for name in pair.rollout)}
+    left = [name for name in f.segment if name in train and name not in rollout]
+    right = [name for name in f.segment if name in rollout and name not in train]
+    return Between(left, right, [name for name in f.segment if name not in (*left, *right)])
+
+
+@dataclass(frozen=True)
+class Term:
+    """A term of a confidence, as the waterfall shows it."""
+
+    value: float
+    message: Said
+
+
+def terms(f: Finding) -> list[Term]:
+    """All terms; where the sum was clamped, that is one of them."""
+    found = [Term(t.value, Said(t.key)) for t in f.terms]
+    rest = f.confidence - sum(t.value for t in f.terms)
+    return [*found, Term(rest, Said("page.confidence.cap"))] if abs(rest) >= 0.005 else found
+
+
+def steps_of(found: list[Term]) -> list[tuple[float, float]]:
+    """Where each term begins and ends."""
+    ends = [sum(term.value for term in found[:n]) for n in range(len(found) + 1)]
+    return list(zip(ends, ends[1:], strict=False))
+
+
+def level(f: Finding) -> str:
+    return "high" if f.confidence >= 0.75 else "medium" if f.confidence >= 0.5 else "low"
+
+
 def confidence(f: Finding, lang: str) -> str:
-    level = "high" if f.confidence >= 0.75 else "medium" if f.confidence >= 0.5 else "low"
-    terms = " + ".join(f"{t.value:.2f} {say(lang, t.key)}" for t in f.terms)
+    """``0.85 high = 0.30 base + ...``"""
+    said = ""
+    for t in terms(f):
+        sign = "-" if t.value < 0 else "+"
+        said += f" {sign} " if said else ""
+        said += f"{abs(t.value):.2f} {say(lang, t.message.key)}"
     return say(
-        lang, "screen.confidence_text", value=f"{f.confidence:.2f}", level=say(lang, f"confidence.{level}"), terms=terms
+        lang,
+        "screen.confidence_text",
+        value=f"{f.confidence:.2f}",
+        level=say(lang, f"confidence.{level(f)}"),
+        terms=said,
     )
+
+
+def percent(value: float | None) -> str:
+    return numbers.ABSENT if value is None else "inf" if value == float("inf") else numbers.percent(value)
