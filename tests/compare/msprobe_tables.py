@@ -12,6 +12,7 @@ from numprobe.compare.msprobe.figures import figures_for
 from numprobe.compare.msprobe.pairing import pair_by_name
 from numprobe.compare.msprobe.rows import Row, cells, rows
 from numprobe.formats.dump import RankDump, open_dump
+from numprobe.formats.tensors import TensorFolder
 from numprobe.record.trace import Record
 
 Table = tuple[list[str], list[list[str]]]
@@ -31,7 +32,8 @@ def our_rows(target: Path, golden: Path, mode: Mode) -> Iterator[Row]:
     one, other = only_rank(target), only_rank(golden)
     ts, gs = records(one), records(other)
     pairs = pair_by_name([r.name for r in ts], [r.name for r in gs])
-    figures = figures_for(mode, one.place.dump.parent, other.place.dump.parent)
+    folders = (TensorFolder(rank.place.folder / "dump_tensor_data") for rank in (one, other))
+    figures = figures_for(mode, *folders)
     yield from rows(((ts[t], gs[g] if g is not None else None) for t, g in pairs), mode, figures, one.stacks)
 
 

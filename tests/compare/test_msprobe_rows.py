@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from numprobe.align.calls import read_calls
 from numprobe.compare.msprobe.columns import Mode, header
 from numprobe.compare.msprobe.items import Item, items_of
 from numprobe.compare.msprobe.pairing import pair_by_name
@@ -69,7 +70,7 @@ def test_every_cell_is_the_stored_one(folder: Path, mode: Mode) -> None:
 def test_rows_from_the_values_table_are_those_of_the_records(target: Path, golden: Path, mode: Mode) -> None:
     one, other = only_rank(target), only_rank(golden)
     pairs = pair_by_name(*([parse_name(name) for name in rank.index.names] for rank in (one, other)))
-    fast = list(rank_rows(one, other, pairs, mode, one.stacks))
+    fast = list(rank_rows(read_calls(one), read_calls(other), pairs, mode, one.stacks))
     assert fast == list(our_rows(target, golden, mode))
     assert fast
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from numprobe.align.calls import read_calls
 from numprobe.compare.msprobe.items import items_of
 from numprobe.compare.msprobe.tables import TableItems
 
@@ -68,7 +69,7 @@ def test_both_ways_agree(tmp_path_factory: pytest.TempPathFactory, members: list
     content = {"task": "statistics", "level": "mix", "framework": "pytorch", "data": data}
     (folder / "dump.json").write_text(json.dumps(content), encoding="utf-8")
     rank = only_rank(folder)
-    table = TableItems(rank)
+    table = TableItems(read_calls(rank))
     assert [table.of(i) for i in range(len(data))] == [items_of(r) for r in records(rank)]
 
 
@@ -78,4 +79,4 @@ def test_a_record_that_cannot_be_decoded_has_no_items(tmp_path: Path) -> None:
     )
     (tmp_path / "dump.json").write_text(text, encoding="utf-8")
     rank = only_rank(tmp_path)
-    assert [TableItems(rank).of(i) for i in range(len(rank.index.names))] == [[]] * len(rank.index.names)
+    assert [TableItems(read_calls(rank)).of(i) for i in range(len(rank.index.names))] == [[]] * len(rank.index.names)

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
+from numprobe.align.calls import Tensors
 from numprobe.compare.msprobe.columns import Mode
 from numprobe.compare.msprobe.items import Cell, Item
 from numprobe.compare.msprobe.rows import Figures
-from numprobe.formats.tensors.open import open_tensor
-from numprobe.formats.tensors.tensor import TensorFile
 from numprobe.metrics.reference import statistics_columns, tensor_columns
+from numprobe.metrics.stream import Tensor
 from numprobe.record.errors import NumprobeError
 
-TENSOR_FOLDER = "dump_tensor_data"
 
-
-def figures_for(mode: Mode, target: Path, golden: Path, threads: int | None = None) -> Figures:
-    """What :func:`~numprobe.compare.msprobe.rows.rows` asks for. ``target`` and ``golden`` are the folders of the dump.json."""
+def figures_for(mode: Mode, target: Tensors, golden: Tensors, threads: int | None = None) -> Figures:
+    """What :func:`~numprobe.compare.msprobe.rows.rows` asks for. ``target`` and ``golden`` open the tensors of a side."""
     if mode is not Mode.TENSOR:
         return statistics_figures
-    target, golden = target / TENSOR_FOLDER, golden / TENSOR_FOLDER
 
     def of_files(one: Item, other: Item) -> Sequence[Cell]:
         try:
@@ -37,8 +33,8 @@ def statistics_figures(target: Item, golden: Item) -> Sequence[Cell]:
     )
 
 
-def _open(folder: Path, item: Item) -> TensorFile | None:
+def _open(tensors: Tensors, item: Item) -> Tensor | None:
     try:
-        return open_tensor(item.data_name, folder)
+        return tensors.open(item.data_name)
     except NumprobeError:
         return None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from numprobe.align.mapping import given_leaves
 from numprobe.compare.msprobe.columns import Mode, header
 from numprobe.compare.msprobe.diff_analyze import write_first, write_states
-from numprobe.compare.msprobe.figures import figures_for
+from numprobe.compare.msprobe.figures import statistics_figures
 from numprobe.compare.msprobe.files import new_text, result_name, result_sheets, timestamp, write_csv, write_xlsx
 from numprobe.compare.msprobe.rows import Row, cells, rows
 from numprobe.compare.msprobe.tables import rank_rows
@@ -121,7 +121,7 @@ def _rows(compared: Compared, mode: Mode, stack: bool) -> Iterator[Row]:
     pairs = [(t, g if g >= 0 else None) for t, g in zip(records.target, records.golden, strict=True) if t >= 0]
     given = given_leaves(task.mapping, records, compared.target, compared.golden)
     stacks = dict(target.stacks.every()) if stack else None
-    return rank_rows(target, compared.golden.dump, pairs, mode, stacks, given=given, threads=task.threads)
+    return rank_rows(compared.target, compared.golden, pairs, mode, stacks, given=given, threads=task.threads)
 
 
 def _cells(
@@ -162,16 +162,19 @@ def write_first_diff(result: CompareResult, compat: Compat, one: Dump, other: Du
     found: dict[str, list[list[Row]]] = {}
     mode = Mode.STATISTICS
     for pair in result.ranks:
-        if pair.step == first.step and pair.target in first.rank_keys and pair.golden:
+        if pair.step == first.step and pair.target in first.rank_keys:
             target, golden = _rank(one, pair.step, pair.target), _rank(other, pair.step, pair.golden)
-            of_rank, mode = _record_rows(first, target, golden)
-            found[compat.key(target.place)] = [of_rank]
+            if target is not None and golden is not None:
+                of_rank, mode = _record_rows(first, target, golden)
+                found[compat.key(target.place)] = [of_rank]
     return write_first(compat.folder, found, mode) if found else None
 
 
-def _rank(dump: Dump, step: int | None, key: str) -> RankDump:
+def _rank(dump: Dump, step: int | None, key: str) -> RankDump | None:
+    """The rank of that name; of ranks that were put together, the first."""
     steps = [s for s in dump.steps if s.step == step] or dump.steps
-    return dump.rank(next(rank for s in steps for rank in s.ranks if rank.key == key))
+    names = (key, key.partition("+")[0])
+    return next((dump.rank(rank) for s in steps for rank in s.ranks if rank.key in names), None)
 
 
 def _record_rows(first: Finding, target: RankDump, golden: RankDump) -> tuple[list[Row], Mode]:
@@ -181,7 +184,6 @@ def _record_rows(first: Finding, target: RankDump, golden: RankDump) -> tuple[li
         records.append(rank.record(position) if position is not None else None)
     digests = all(r is not None and any("md5" in v.attributes for v in r.values) for r in records)
     mode = Mode.MD5 if digests else Mode.STATISTICS
-    figures = figures_for(mode, target.place.folder, golden.place.folder)
     name = first.op or ""
     stack = target.stacks.get(name)
-    return list(rows([(records[0], records[1])], mode, figures, {name: stack} if stack else None)), mode
+    return list(rows([(records[0], records[1])], mode, statistics_figures, {name: stack} if stack else None)), mode

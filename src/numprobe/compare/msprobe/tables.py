@@ -1,4 +1,4 @@
-"""The rows of two ranks straight from their values tables, at a third of the cost of decoding every record."""
+"""The rows of two sides straight from their values tables, at a third of the cost of decoding every record."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from numprobe.align.calls import Calls
 from numprobe.align.items import item_name, keys_of, place
 from numprobe.compare.msprobe.columns import Mode
 from numprobe.compare.msprobe.figures import figures_for
@@ -27,7 +28,6 @@ from numprobe.compare.msprobe.items import (
     shown_scalar,
 )
 from numprobe.compare.msprobe.rows import Matched, Row, match_items, rows_of_items
-from numprobe.formats.dump import RankDump
 from numprobe.formats.msprobe.values import ABSENT, GIVEN
 from numprobe.metrics.reference import NOT_APPLICABLE
 from numprobe.record.names import DEBUG, PARAMETERS_GRAD, OpName
@@ -36,8 +36,8 @@ Listed: TypeAlias = tuple[str, Iterable[Matched]]
 
 
 def rank_rows(
-    target: RankDump,
-    golden: RankDump,
+    target: Calls,
+    golden: Calls,
     pairs: Iterable[tuple[int, int | None]],
     mode: Mode,
     stacks: Mapping[str, Sequence[str]] | None = None,
@@ -56,7 +56,7 @@ def rank_rows(
         NumprobeError: E-FMT-010 a dump.json cannot be read any more.
     """
     one, other = TableItems(target), TableItems(golden)
-    figures = figures_for(mode, target.place.dump.parent, golden.place.dump.parent, threads)
+    figures = figures_for(mode, target.tensors, golden.tensors, threads)
     partners = _Given(one, other, given) if given else None
 
     def matched(t: int, g: int | None) -> Listed:
@@ -95,12 +95,12 @@ class _Given:
 
 
 class TableItems:
-    """Items of a rank's records. Records with leaves of which the table holds only a part (P2P operations, process groups) are
-    decoded."""
+    """Items of the records of one side. Records with leaves that the table holds only in part (P2P operations, process groups)
+    are decoded."""
 
-    def __init__(self, rank: RankDump) -> None:
-        self.rank = rank
-        table = self.table = rank.values
+    def __init__(self, calls: Calls) -> None:
+        self.calls = calls
+        table = self.table = calls.values
         self._places: dict[tuple[str, int], tuple[str, str, str]] = {}
         self._shapes = [NOT_APPLICABLE if shape is None else str(list(shape)) for shape in table.shapes]
         self._slot, self._kind, self._shape = table.slot.tolist(), table.kind.tolist(), table.shape.tolist()
@@ -129,7 +129,8 @@ class TableItems:
         if not listed(op):
             return []
         if op_index in self._decoded:
-            return items_of(self.rank.record(op_index))
+            dump, there = self.calls.recorded(op_index)
+            return items_of(dump.record(there))
         group = op.kind if op.kind in (DEBUG, PARAMETERS_GRAD) else ""
         found: dict[str, list[Item]] = {}
         for row in range(self._first[op_index], self._first[op_index + 1]):
