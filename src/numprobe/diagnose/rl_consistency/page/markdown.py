@@ -13,18 +13,20 @@ def render_markdown(result: RlResult, lang: str) -> str:
     """The whole report. Equal arguments give equal bytes."""
     said = view.headline(result)
     values = {"train": len(result.unmatched_train), "rollout": len(result.unmatched_rollout)}
+    coverage = say(lang, "screen.coverage_text", coverage=result.coverage, compared=view.compared(result), **values)
     lines = [
         f"# {say(lang, f'verdict.{result.verdict}')}",
         "",
         joined(CATALOGUE.pieces(lang, said.key, said.values)),
         "",
-        escape(say(lang, "screen.coverage_text", coverage=result.coverage, compared=view.compared(result), **values)),
+        f"- {say(lang, 'screen.coverage')}: {escape(coverage)}",
     ]
     if result.detection_limit is not None:
-        lines += ["", escape(say(lang, "screen.limit_text", limit=result.detection_limit))]
+        limit = say(lang, "screen.limit_text", limit=result.detection_limit)
+        lines.append(f"- {say(lang, 'screen.limit')}: {escape(limit)}")
     steps = view.next_steps(result)
     if steps:
-        lines += ["", f"## {say(lang, 'screen.next')}", ""]
+        lines += ["", f"## {say(lang, 'page.next_steps')}", ""]
         lines += [f"- {joined(CATALOGUE.pieces(lang, s.key, s.values))}" for s in steps]
     if result.findings:
         lines += ["", f"## {say(lang, 'page.findings')}"]
@@ -52,7 +54,9 @@ def _finding(number: int, f: Finding, lang: str) -> list[str]:
         lines.append(f"- {say(lang, 'screen.segment')}: {', '.join(code(name) for name in f.segment)}")
     if f.layers:
         lines.append(f"- {say(lang, 'screen.layers')}: {numbers.ranges(f.layers)}")
-    lines += ["", *_figures([*f.anchor_figures, *f.figures], lang)]
+    for name, figures in (("page.figures.anchor", f.anchor_figures), ("page.figures.suspect", f.figures)):
+        if figures:
+            lines += ["", f"**{say(lang, name)}**", "", *_figures(figures, lang)]
     return lines
 
 
@@ -62,15 +66,15 @@ def _figures(figures: list[Figures], lang: str) -> list[str]:
     for f in figures:
         for side, four in (("train", f.train), ("rollout", f.rollout)):
             first = side == "train"
-            tail = [_percent(f.error), _percent(f.expected), say(lang, f"row.{f.verdict}")] if first else ["", "", ""]
+            tail = (
+                [view.percent(f.error), view.percent(f.expected), say(lang, f"row.{f.verdict}")]
+                if first
+                else ["", "", ""]
+            )
             rows.append(
                 [code(f.slot) if first else "", say(lang, f"side.{side}"), *(numbers.stat(x) for x in four), *tail]
             )
     return table([say(lang, f"head.{n}") for n in names], rows)
-
-
-def _percent(value: float | None) -> str:
-    return numbers.ABSENT if value is None else "inf" if value == float("inf") else numbers.percent(value)
 
 
 def _mapping(result: RlResult, lang: str) -> list[str]:
@@ -81,7 +85,7 @@ def _mapping(result: RlResult, lang: str) -> list[str]:
             ", ".join(code(n) for n in pair.train) or "-",
             ", ".join(code(n) for n in pair.rollout) or "-",
             say(lang, f"row.{pair.verdict}"),
-            _percent(pair.error),
+            view.percent(pair.error),
         ]
         for pair in result.mapping[:500]
     ]

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from numprobe.diagnose.rl_consistency.messages import CATALOGUE, say
 from numprobe.diagnose.rl_consistency.page import view
-from numprobe.diagnose.rl_consistency.result import Figures, Finding, RlResult
+from numprobe.diagnose.rl_consistency.result import Finding, Key, RlResult
 from numprobe.report import numbers
 from numprobe.report.run_folder import plain
-from numprobe.report.terminal import Cell, Style, columns, joined, pad, printable, soft, table, wrap
+from numprobe.report.terminal import HARD, Cell, Style, columns, joined, pad, printable, soft, table, wrap
 
 SYMBOLS = {
     "difference_found": "error",
@@ -19,6 +19,7 @@ SYMBOLS = {
     "inconclusive": "undecided",
 }
 MOST_SEGMENT = 6
+SHOWN_AS = {"pass": "pass", "warning": "warning", "error": "error"}
 
 
 def render_terminal(result: RlResult, lang: str, style: Style, report_path: str) -> str:
@@ -31,7 +32,7 @@ def render_terminal(result: RlResult, lang: str, style: Style, report_path: str)
     blocks = [
         wrap(sentence, style.width, f"{symbol} ", " " * (columns(symbol) + 1)),
         _facts(result, first, lang, style),
-        _figures([*first.anchor_figures, *first.figures], lang, style) if first else [],
+        _figures(first, lang, style) if first else [],
         _also(result.findings[1:5], lang, style),
         _next(result, lang, style),
     ]
@@ -45,12 +46,9 @@ def _facts(result: RlResult, first: Finding | None, lang: str, style: Style) -> 
         text = say(lang, "list.comma").join([say(lang, f"class.{first.clazz}"), say(lang, f"kind.{first.kind}")])
         rows.append(("screen.class", f"{first.clazz}{say(lang, 'list.colon')}{text}"))
         rows.append(("screen.confidence", view.confidence(first, lang)))
-        for name, found in (("screen.anchor", first.anchor), ("screen.suspect", first.suspect)):
-            for side in ("train", "rollout"):
-                if found and getattr(found, side):
-                    rows.append((name, f"{say(lang, f'side.{side}')}  {soft(getattr(found, side))}"))
-        if first.segment:
-            rows += [("screen.segment", soft(name)) for name in first.segment[:MOST_SEGMENT]]
+        rows += _side_rows("screen.anchor", _names(first.anchor), lang)
+        rows += _side_rows("screen.segment", _between(result, first), lang)
+        rows += _side_rows("screen.suspect", _names(first.suspect), lang)
         if first.layers:
             rows.append(("screen.layers", say(lang, "screen.layers_text", layers=first.layers, all=result.layers)))
     values = {"train": len(result.unmatched_train), "rollout": len(result.unmatched_rollout)}
@@ -70,23 +68,50 @@ def _facts(result: RlResult, first: Finding | None, lang: str, style: Style) -> 
     return lines
 
 
-def _figures(figures: Sequence[Figures], lang: str, style: Style) -> list[str]:
-    names = ("slot", "side", "max", "min", "mean", "norm", "error", "expected", "verdict")
+def _names(found: Key | None) -> list[tuple[str, str]]:
+    """(side, name) of a record on both sides; a side that has none is left out."""
+    both = (("train", found.train), ("rollout", found.rollout)) if found else ()
+    return [(side, name) for side, name in both if name]
+
+
+def _between(result: RlResult, first: Finding) -> list[tuple[str, str]]:
+    found = view.between(result, first)
+    placed = [*(("train", name) for name in found.train), *(("rollout", name) for name in found.rollout)]
+    return [*placed, *(("unplaced", name) for name in found.unplaced)][:MOST_SEGMENT]
+
+
+def _side_rows(key: str, names: Sequence[tuple[str, str]], lang: str) -> list[tuple[str, str]]:
+    """``training  Module...``, the names one below the other."""
+    labels = {side: say(lang, f"side.{side}") for side in ("train", "rollout")}
+    labels["unplaced"] = say(lang, "page.operator")
+    width = max(map(columns, labels.values()))
+    return [(key, f"{pad(labels[side], width).replace(' ', HARD)}{HARD * 2}{soft(name)}") for side, name in names]
+
+
+def _figures(first: Finding, lang: str, style: Style) -> list[str]:
+    """One row a figure: the outputs of the anchor, then what tells of the suspect."""
     rows: list[list[str | Cell]] = []
-    for f in figures:
-        role = f.verdict if f.verdict in ("error", "warning") else ""
-        tail: list[str | Cell] = [_percent(f.error), _percent(f.expected), Cell(say(lang, f"row.{f.verdict}"), role)]
-        for side, four in (("train", f.train), ("rollout", f.rollout)):
-            first = side == "train"
-            shown: list[str | Cell] = [numbers.stat(x) for x in four]
-            rows.append(
-                [f.slot if first else "", say(lang, f"side.{side}"), *shown, *(tail if first else ["", "", ""])]
-            )
-    return table([say(lang, f"head.{n}") for n in names], rows, (2, 3, 4, 5, 6, 7), style) if rows else []
-
-
-def _percent(value: float | None) -> str:
-    return numbers.ABSENT if value is None else "inf" if value == float("inf") else numbers.percent(value)
+    for name, figures in (("anchor", view.outputs(first.anchor_figures)), ("suspect", view.telling(first))):
+        for n, f in enumerate(figures):
+            role = SHOWN_AS.get(f.verdict, "undecided")
+            verdict = Cell(f"{style.symbol(role)} {say(lang, f'row.{f.verdict}')}", role)
+            for stat, train, rollout in zip(view.FOUR, f.train, f.rollout, strict=True):
+                top = stat == view.FOUR[0]
+                rows.append(
+                    [
+                        say(lang, f"screen.{name}") if top and n == 0 else "",
+                        soft(f.slot) if top else "",
+                        stat,
+                        numbers.stat(train),
+                        numbers.stat(rollout),
+                        view.percent(f.error) if top else "",
+                        view.percent(f.expected) if top else "",
+                        verdict if top else "",
+                    ]
+                )
+    names = ("slot", "", "train", "rollout", "error", "expected", "verdict")
+    head = ["", *(say(lang, f"head.{name}") if name else "" for name in names)]
+    return table(head, rows, (3, 4, 5, 6), style) if rows else []
 
 
 def _also(findings: Sequence[Finding], lang: str, style: Style) -> list[str]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from numprobe.diagnose.rl_consistency.messages import say
-from numprobe.diagnose.rl_consistency.result import Finding, Key, RlResult
+from numprobe.diagnose.rl_consistency.result import Figures, Finding, Key, RlResult
 from numprobe.record.names import parse_name
 from numprobe.report import numbers
+
+FOUR = ("Max", "Min", "Mean", "Norm")
+MOST_SLOTS = 3  # of a record, on a terminal
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,18 @@ def layer(found: Key) -> int | None:
     return parse_name(key(found)).layer
 
 
+def outputs(figures: Sequence[Figures]) -> list[Figures]:
+    """Of an anchor: the outputs, which are what agrees."""
+    return [f for f in figures if f.slot.startswith("output") and f.verdict != "unmatched"][:MOST_SLOTS]
+
+
+def telling(f: Finding) -> list[Figures]:
+    """Of a suspect: the slot of the finding and what else was compared, errors first where there are many."""
+    known = [x for x in f.figures if x.verdict != "unmatched"]
+    worst = sorted(known, key=lambda x: (x.slot != f.slot, x.verdict != "error"))[:MOST_SLOTS]
+    return [x for x in known if x in worst]
+
+
 @dataclass(frozen=True)
 class Between:
     """What lies between anchor and suspect. ``unplaced``: operators, of which the result does not say the side."""
@@ -145,7 +161,7 @@ def terms(f: Finding) -> list[Term]:
 def steps_of(found: list[Term]) -> list[tuple[float, float]]:
     """Where each term begins and ends."""
     ends = [sum(term.value for term in found[:n]) for n in range(len(found) + 1)]
-    return list(zip(ends, ends[1:], strict=False))
+    return list(itertools.pairwise(ends))
 
 
 def level(f: Finding) -> str:
