@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from numprobe.formats.dump import RankDump
 from numprobe.formats.msprobe.values import ValueTable
-from numprobe.formats.tensors import TensorFile, TensorFolder
+from numprobe.formats.tensors import TensorFolder
+from numprobe.metrics.stream import Tensor
 from numprobe.record.names import BACKWARD, FORWARD, PARAMETERS_GRAD, OpName
 
 RECOMPUTE = "recompute"
@@ -18,7 +22,7 @@ RECOMPUTE = "recompute"
 class Tensors(Protocol):
     """Tensors by the names that a value table gives their files."""
 
-    def open(self, name: str, shape: tuple[int, ...] | None = None) -> TensorFile:
+    def open(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
         """As :meth:`~numprobe.formats.tensors.TensorFolder.open`."""
         ...
 
@@ -71,6 +75,11 @@ class Calls:
     @cached_property
     def tensors(self) -> Tensors:
         return TensorFolder(self.dump.place.folder / "dump_tensor_data")
+
+    @property
+    def left_out(self) -> Mapping[str, NDArray[np.int64]]:
+        """Rows of the table that cannot be compared, by the reason."""
+        return {}
 
     def recorded(self, i: int) -> tuple[RankDump, int]:
         """The dump that a record lies in, and its op_index there."""

@@ -42,6 +42,9 @@ REASONS = (
     "routing",  # tokens went to other experts
     "storage",  # the tensor file cannot be compared as it lies on disk
     "file",  # the tensor file is missing or cannot be read
+    "partial",  # what each rank of a group has by itself: an addend of a sum, a mask of its part
+    "shards",  # the shapes of a group's ranks do not make up the other side's
+    "padding",  # rows that only one side has, which figures hold and only tensors can leave out
 )
 REASON = {name: number for number, name in enumerate(REASONS)}
 
@@ -285,6 +288,14 @@ def _digests(m: Measures, rows: NDArray[np.int64], pairs: LeafPairs, target: Val
             m.nonfinite[row] = False
             for column in (m.error, m.d_norm, m.d_mean, m.d_extreme, m.local):
                 column[row] = 0.0
+
+
+def leave_out(m: Measures, rows: NDArray[np.int64], reason: str) -> None:
+    """These rows cannot be compared, whatever their figures say."""
+    m.by[rows], m.reason[rows] = NOTHING, REASON[reason]
+    for column in (m.error, m.d_norm, m.d_mean, m.d_extreme):
+        column[rows] = np.nan
+    m.differs[rows] = m.nonfinite[rows] = False
 
 
 def is_parameter(values: ValueTable) -> Flags:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -14,13 +15,18 @@ from numprobe.align.calls import Calls, read_calls
 from numprobe.align.leaves import LeafPairs, pair_leaves
 from numprobe.align.mapping import NO_MAPPING, Mapping, given_leaves, naming_of
 from numprobe.align.records import RecordPairs, pair_records
+from numprobe.align.shards.joined import JoinedCalls
+from numprobe.align.shards.unit import Unit, read_unit
 from numprobe.align.unknown import Unknown, unknown_names
 from numprobe.compare import result as data
+from numprobe.compare.blame import blamed
 from numprobe.compare.expected import ERROR, WARNING, Allowed
 from numprobe.compare.judge import Judgement, judge
 from numprobe.compare.ledger import FAIL, INCOMPARABLE, UNMATCHED, WARN, Finding
-from numprobe.compare.measure import DIGEST, FLOAT, NOTHING, REASON, REASONS, Measures, measure
+from numprobe.compare.measure import DIGEST, FLOAT, NOTHING, REASON, REASONS, Measures, leave_out, measure
 from numprobe.compare.msprobe.output import Compat
+from numprobe.compare.processing import NO_PROCESSING, Processing
+from numprobe.compare.sharded import merge_notes
 from numprobe.compare.tensors import measure_tensors
 from numprobe.formats.dump import RankDump
 from numprobe.formats.layout import RankFolder
@@ -49,8 +55,10 @@ class RankTask:
     tensors: bool = True
     threads: int = 1
     compat: Compat | None = None
+    processing: Processing = NO_PROCESSING
     target_root: Path | None = None
     golden_root: Path | None = None
+    unit: Unit | None = None
 
 
 @dataclass
@@ -77,6 +85,7 @@ class RankOutcome(msgspec.Struct):
     levels: tuple[str, str]
     unknown: list[Unknown] = []
     more_findings: int = 0
+    notes: list[str] = []
 
 
 def compare_ranks(task: RankTask) -> Compared:
@@ -85,8 +94,11 @@ def compare_ranks(task: RankTask) -> Compared:
     Raises:
         NumprobeError: a dump cannot be read.
     """
-    target, golden = (read_calls(RankDump(folder, task.cache_to)) for folder in (task.target, task.golden))
-    records = pair_records(target, golden, naming_of(task.mapping, target, golden))
+    target, golden = _sides(task)
+    if task.processing != NO_PROCESSING:
+        target.tensors = task.processing.of("target", target.tensors)
+        golden.tensors = task.processing.of("golden", golden.tensors)
+    records = _paired(task, target, golden)
     given = given_leaves(task.mapping, records, target, golden)
     leaves = pair_leaves(records, target.values, golden.values, given)
     measures = _measured(task, leaves, target, golden)
@@ -98,10 +110,24 @@ def compare_ranks(task: RankTask) -> Compared:
     )
 
 
+def _sides(task: RankTask) -> tuple[Calls, Calls]:
+    if task.unit is not None:
+        return read_unit(task.unit, task.cache_to, partial(_paired, task), tensors=task.tensors)
+    target, golden = (read_calls(RankDump(folder, task.cache_to)) for folder in (task.target, task.golden))
+    return target, golden
+
+
+def _paired(task: RankTask, target: Calls, golden: Calls) -> RecordPairs:
+    return pair_records(target, golden, naming_of(task.mapping, target, golden))
+
+
 def _measured(task: RankTask, leaves: LeafPairs, target: Calls, golden: Calls) -> Measures:
     measures = measure(leaves, target.values, golden.values, digests=not task.ignore_digests)
     if target.dump.index.info.grad_kind != golden.dump.index.info.grad_kind:
         _leave_out_gradients(measures, leaves, target)
+    for calls, rows in ((target, leaves.target), (golden, leaves.golden)):
+        for reason, chosen in calls.left_out.items():
+            leave_out(measures, np.flatnonzero(leaves.both & np.isin(rows, chosen)), reason)
     if task.tensors:
         measure_tensors(measures, leaves, target, golden, threads=task.threads)
     return measures
@@ -176,6 +202,7 @@ def summarize(compared: Compared) -> RankOutcome:
         (compared.target.dump.index.info.level, compared.golden.dump.index.info.level),
         unknown_names(task.mapping, compared.target, compared.golden),
         max(len(judged.findings) - MOST_FINDINGS, 0),
+        merge_notes(compared.target, compared.golden),
     )
 
 
@@ -259,16 +286,19 @@ def _finding(compared: Compared, found: Finding) -> data.Finding:
     slot = _slot(compared, row)[1]
     inside = calls.inside(i)
     dump, k = calls.recorded(i)
+    ranks, diverged = _blamed(compared, t, row)
+    if ranks and t >= 0:
+        dump, k = ranks[0]
     return data.Finding(
         cause=found.cause,
-        reason=found.reason,
+        reason=found.reason or ("rank_divergence" if diverged else ""),
         severity=found.severity,
-        op=recorded_name(target, t) if t >= 0 else None,
+        op=dump.index.names[k] if t >= 0 else None,
         golden_op=recorded_name(golden, g) if g >= 0 else None,
         slot=slot,
         step=compared.task.step,
-        rank_keys=[compared.task.target.key],
-        ranks=[compared.task.target.rank] if compared.task.target.rank is not None else [],
+        rank_keys=[d.place.key for d, _ in ranks] or [compared.task.target.key],
+        ranks=[r for r in ([d.place.rank for d, _ in ranks] or [compared.task.target.rank]) if r is not None],
         op_index=k,
         phase=calls.phase[i],
         layer=next((layer for n in [calls.ops[i].name, *inside] if (layer := _layer(n)) is not None), None),
@@ -283,8 +313,8 @@ def _finding(compared: Compared, found: Finding) -> data.Finding:
         stack=list(dump.stacks.get(_with_stack(parse_name(dump.index.names[k]))) or [])[:12],
         leaves=[_leaf(compared, r) for r in rows],
         consequences=found.consequences,
-        target_place=_place(target, t, compared.task.target_root),
-        golden_place=_place(golden, g, compared.task.golden_root),
+        target_place=_place((dump, k), compared.task.target_root) if t >= 0 else None,
+        golden_place=_place(golden.recorded(g), compared.task.golden_root) if g >= 0 else None,
         layout=_layout(compared, row) if found.cause in ("introduced", "parameter") else "",
     )
 
@@ -356,10 +386,24 @@ def recorded_name(calls: Calls, i: int) -> str:
     return dump.index.names[k]
 
 
-def _place(calls: Calls, i: int, root: Path | None) -> data.Place | None:
-    if i < 0:
-        return None
-    dump, k = calls.recorded(i)
+def _blamed(compared: Compared, record: int, row: int) -> tuple[list[tuple[RankDump, int]], bool]:
+    """Of a side that is several ranks: the dumps of those that a finding is about, with its record there; and whether they
+    should have had what the others have."""
+    side = compared.target
+    if record < 0 or not isinstance(side, JoinedCalls):
+        return [], False
+    leaf = int(compared.leaves.target[row]) if row < len(compared.leaves) else -1
+    if leaf < 0:
+        return [side.recorded(record)], False
+    partner = np.full(len(side.values), -1, np.int64)
+    both = compared.leaves.both
+    partner[compared.leaves.target[both]] = compared.leaves.golden[both]
+    blame = blamed(side, compared.golden, record, leaf, partner, compared.judgement.expected[row])
+    return [side.recorded_by(record, column) for column in blame.columns], blame.diverged
+
+
+def _place(where: tuple[RankDump, int], root: Path | None) -> data.Place:
+    dump, k = where
     index, place = dump.index, dump.place
     begin, end = int(index.start[k]), int(index.end[k])
     file = place.dump.relative_to(root) if root and place.dump.is_relative_to(root) else Path(place.file)

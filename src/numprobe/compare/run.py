@@ -14,7 +14,9 @@ from numprobe.align.mapping import NO_MAPPING, Mapping
 from numprobe.align.unknown import Unknown
 from numprobe.compare import result as data
 from numprobe.compare.msprobe.output import Compat, write_rank
+from numprobe.compare.processing import NO_PROCESSING, Processing
 from numprobe.compare.rank import WORST, RankOutcome, RankTask, compare_ranks, summarize
+from numprobe.compare.sharded import Pairing, among_copies, fit_ranks, refuse_other_runs, same_size
 from numprobe.compare.table import table_of, write_parquet
 from numprobe.execution.executor import choose
 from numprobe.execution.stages import Listener, Stages, ignore
@@ -31,7 +33,8 @@ ENOUGH = 0.5  # of what both sides recorded has to be compared for a verdict of 
 @dataclass(frozen=True)
 class CompareOptions:
     """``noise``: a second run of the golden program; ``baseline``: a trusted run of low precision, whose distance from the golden
-    one the target may exceed by ``factor``. ``by``: ``auto``, ``statistics``, ``tensor`` or ``digest``."""
+    one the target may exceed by ``factor``. ``by``: ``auto``, ``statistics``, ``tensor`` or ``digest``.
+    ``merge``: put ranks together by what they hold also where both sides have as many."""
 
     steps: frozenset[int] | None = None
     ranks: frozenset[int] | None = None
@@ -43,6 +46,8 @@ class CompareOptions:
     jobs: int | None = None
     use_cache: bool = True
     compat: Compat | None = None
+    processing: Processing = NO_PROCESSING
+    merge: bool = False
 
 
 @dataclass
@@ -132,7 +137,8 @@ def _done_before(task: RankTask, part: Path) -> RankOutcome | None:
 
 def _inputs(task: RankTask) -> list[tuple[str, int, int]]:
     found = []
-    for folder in (task.target, task.golden, task.noise, task.baseline):
+    members = (*task.unit.target.ranks, *task.unit.golden.ranks) if task.unit else (task.target, task.golden)
+    for folder in (*members, task.noise, task.baseline):
         if folder is not None:
             state = folder.dump.stat()
             found.append((str(folder.dump), state.st_size, state.st_mtime_ns))
@@ -158,9 +164,10 @@ def _tasks(one: Dump, other: Dump, options: CompareOptions) -> tuple[list[RankTa
         cache_to=cache.cache_folder() if options.use_cache else None,
         mapping=options.mapping,
         factor=options.factor,
-        ignore_digests=options.by in ("statistics", "tensor"),
+        ignore_digests=options.by in ("statistics", "tensor") or options.processing != NO_PROCESSING,
         tensors=options.by in ("auto", "tensor"),
         compat=options.compat,
+        processing=options.processing,
         target_root=one.root,
         golden_root=other.root,
     )
@@ -169,10 +176,14 @@ def _tasks(one: Dump, other: Dump, options: CompareOptions) -> tuple[list[RankTa
     tasks: list[RankTask] = []
     alone: list[data.RankPair] = []
     for a, b in _step_pairs(one, other, options):
-        ranks, unpaired = _rank_pairs(a, b)
-        alone += unpaired
-        for t, g in ranks:
-            task = make(a.step, t, g)
+        fitted = None
+        if options.merge or not same_size(a, b):
+            fitted = fit_ranks(a, b, cache.cache_folder() if options.use_cache else None, options.jobs)
+        ranks, unpaired = fitted or _rank_pairs(a, b)
+        alone += [*_unreadable_ranks(a, b), *unpaired]
+        for t, g, unit in ranks:
+            refuse_other_runs(unit, given=noise is not None or baseline is not None)
+            task = make(a.step, t, g, unit=unit)
             tasks.append(replace(task, noise=_same_rank(noise, a.step, g), baseline=_same_rank(baseline, a.step, g)))
     if not tasks:
         raise NumprobeError(
@@ -214,21 +225,24 @@ def _step_pairs(one: Dump, other: Dump, options: CompareOptions) -> list[tuple[S
     return pairs
 
 
-def _rank_pairs(a: StepFolder, b: StepFolder) -> tuple[list[tuple[RankFolder, RankFolder]], list[data.RankPair]]:
-    """Ranks by number; a process folder with the only other rank there is."""
-    readable = [[r for r in side.ranks if not r.problem] for side in (a, b)]
-    alone = [
+def _unreadable_ranks(a: StepFolder, b: StepFolder) -> list[data.RankPair]:
+    return [
         data.RankPair(a.step, r.rank, *_keys(r, side), "missing", "" if r.problem == "missing" else str(link_error(r)))
         for side, ranks in enumerate((a.ranks, b.ranks))
         for r in ranks
         if r.problem
     ]
+
+
+def _rank_pairs(a: StepFolder, b: StepFolder) -> tuple[list[Pairing], list[data.RankPair]]:
+    """Ranks by number; a process folder with the only other rank there is."""
+    readable = [[r for r in side.ranks if not r.problem] for side in (a, b)]
     if len(readable[0]) == len(readable[1]) == 1:
-        return [(readable[0][0], readable[1][0])], alone
+        return [(readable[0][0], readable[1][0], None)], []
     partners = {r.rank: r for r in readable[1] if r.rank is not None}
-    pairs = [(r, partners.pop(r.rank)) for r in readable[0] if r.rank in partners]
-    paired = {r.key for r, _ in pairs}
-    alone += [data.RankPair(a.step, r.rank, r.key, "", "missing") for r in readable[0] if r.key not in paired]
+    pairs: list[Pairing] = [(r, partners.pop(r.rank), None) for r in readable[0] if r.rank in partners]
+    paired = {r.key for r, _, _ in pairs}
+    alone = [data.RankPair(a.step, r.rank, r.key, "", "missing") for r in readable[0] if r.key not in paired]
     alone += [data.RankPair(b.step, r.rank, "", r.key, "missing") for r in partners.values()]
     return pairs, alone
 
@@ -265,10 +279,11 @@ def conclude(
     counts: Counter[str] = Counter(dict.fromkeys(data.VERDICTS, 0))
     for outcome in read:
         counts.update(outcome.pair.counts)
+    among_copies([(o.pair, o.findings) for o in read])
     findings, later = _of_first_step(_collapsed(_without_received([f for o in read for f in o.findings])))
     compared, recorded = sum(o.pair.compared for o in read), sum(o.recorded for o in read)
     levels = {o.levels for o in read if o.levels[0] != o.levels[1]}
-    notes = [f"levels:{a}:{b}" for a, b in sorted(levels)]
+    notes = [f"levels:{a}:{b}" for a, b in sorted(levels)] + list(dict.fromkeys(n for o in read for n in o.notes))
     coverage = 2 * compared / recorded if recorded else 0.0
     premise = _premise(findings, compared, coverage, bool(levels))
     failed = any(f.severity == "error" for f in findings)

@@ -15,7 +15,7 @@ from numprobe.metrics.distance import Distance, distance, shapes
 from numprobe.record.errors import NumprobeError
 
 AHEAD = 64  # pairs in work at once
-LOOKED_AT = ("", "no_figures", "nonfinite")  # what only figures cannot say
+LOOKED_AT = ("", "no_figures", "nonfinite", "padding")  # what only figures cannot say
 
 
 def measure_tensors(measures: Measures, leaves: LeafPairs, target: Calls, golden: Calls, *, threads: int) -> None:

@@ -1,0 +1,84 @@
+"""The columns of a tensor parallel group as one: which record and leaf of each is which."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+
+import numpy as np
+
+from numprobe.align.leaves import pair_leaves
+from numprobe.align.records import pair_records
+from numprobe.align.shards.joined import JoinedCalls, Origin, assembled
+from numprobe.align.shards.tables import Rows
+from numprobe.record.names import OpName
+
+
+def fold_columns(columns: Sequence[JoinedCalls]) -> JoinedCalls:
+    """The records of the first column, with ``parts`` of all. What only another column has (its experts, say) stands behind the
+    record that it follows there. Figures are still those of the first column that has a leaf."""
+    lead, ranks = columns[0], columns[0].ranks
+    if len(columns) == 1:
+        return lead
+    width = len(columns)
+    parts = np.full((len(lead.values), width), -1, np.int64)
+    parts[:, 0] = lead.parts[:, 0]
+    known, more = [parts], []
+    positions: list[tuple[int, int, int]] = [(i, 0, i) for i in range(len(lead.ops))]  # behind which, column, record
+    same: list[list[int]] = [list(range(len(lead.ops)))]  # by column: the record of the first that each is, -1
+    for c, column in enumerate(columns[1:], 1):
+        pairs = pair_records(column, lead)
+        leaves = pair_leaves(pairs, column.values, lead.values)
+        both = leaves.both
+        parts[leaves.golden[both], c] = column.parts[leaves.target[both], 0]
+        partner = [-1] * len(column.ops)
+        for t, g in zip(pairs.target, pairs.golden, strict=True):
+            if t >= 0:
+                partner[t] = g
+        same.append(partner)
+        behind = -1
+        for i, g in enumerate(partner):
+            if g < 0:
+                positions.append((behind, c, i))
+                more += column.parts[column.values.rows(i), 0].tolist()
+            behind = g if g >= 0 else behind
+        alone = np.full((len(more), width), -1, np.int64)
+        alone[:, c] = more
+        known.append(alone)
+        more = []
+    positions.sort()
+    place = {(c, i): n for n, (_, c, i) in enumerate(positions)}
+    records: list[Origin] = []
+    ops: list[OpName] = []
+    parent: list[int] = []
+    rows: list[Sequence[int]] = []
+    for _, c, i in positions:
+        column = columns[c]
+        records.append(column.records[i])
+        ops.append(column.ops[i])
+        above = column.parent[i]
+        first = same[c][above] if above >= 0 else -1
+        parent.append(-1 if above < 0 else place[(0, first) if first >= 0 else (c, above)])
+        rows.append(column.parts[column.values.rows(i), 0].tolist())
+    return assembled(ranks, records, ops, parent, rows, lambda chosen: _looked_up(np.concatenate(known), chosen))
+
+
+def without(side: JoinedCalls, dropped: Container[int]) -> JoinedCalls:
+    """The side without these records; what was inside of them has no parent."""
+    kept = [i for i in range(len(side.ops)) if i not in dropped]
+    place = {i: n for n, i in enumerate(kept)}
+    return assembled(
+        side.ranks,
+        [side.records[i] for i in kept],
+        [side.ops[i] for i in kept],
+        [place.get(side.parent[i], -1) for i in kept],
+        [side.parts[side.values.rows(i), side.column[side.values.rows(i)]].tolist() for i in kept],
+        lambda chosen: _looked_up(side.parts, chosen),
+    )
+
+
+def _looked_up(known: Rows, chosen: Rows) -> Rows:
+    """The lines of ``known`` whose first entry that is no -1 is the chosen row."""
+    leading = known[np.arange(len(known)), np.argmax(known >= 0, 1)]
+    order = np.argsort(leading, kind="stable")
+    found: Rows = known[order[np.searchsorted(leading[order], chosen)]]
+    return found

@@ -1,0 +1,221 @@
+"""Which ranks of two dumps belong together, when one model lies on more ranks in one of them.
+
+Ranks that hold parameters of each other are one set: a tensor parallel group on one side and the rank with the whole tensors
+on the other, the stages of a pipeline and the rank with all layers, and every data parallel copy of them. A set is sorted into
+stages (by the layers that its ranks turn out to have), copies (ranks with the same parameters) and columns (what is left: tensor
+parallel ranks, or ranks with other experts). Where no parameters were recorded the shapes tell, and ranks are taken in order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from numprobe.align.shards.columns import Stage
+from numprobe.align.shards.likeness import Match, Offsets, match, replicas, shifted
+from numprobe.align.shards.signature import Signature
+from numprobe.align.shards.split import split_of
+from numprobe.align.shards.unit import Group, Unit
+from numprobe.formats.layout import RankFolder
+
+Rank = tuple[RankFolder, Signature]
+
+
+@dataclass
+class Grid:
+    """``units`` are to be compared, each copy of a model for itself; the others have no partner, or not all of their group.
+    ``by_number``: without parameters, and with shapes that are the same on both sides, only the numbers of ranks tell."""
+
+    units: list[Unit] = field(default_factory=list)
+    by_number: bool = False
+    alone: tuple[list[RankFolder], list[RankFolder]] = field(default_factory=lambda: ([], []))
+
+
+def sort_ranks(target: Sequence[Rank], golden: Sequence[Rank]) -> Grid:
+    """Find the ranks that belong together."""
+    grid = Grid()
+    if not all(s.parameters for _, s in (*target, *golden)):
+        if _same_shapes(target[0][1], golden[0][1]):
+            return Grid(by_number=True)
+        sets = list(_in_order(target, golden))
+    else:
+        sets = _sets(target, golden)
+    for found in sets:
+        units = _units(found)
+        grid.units += units
+        used = {
+            (side, rank.key) for u in units for side, group in enumerate((u.target, u.golden)) for rank in group.ranks
+        }
+        for side in (0, 1):
+            grid.alone[side].extend(r for r, _ in found.sides[side] if (side, r.key) not in used)
+    return grid
+
+
+@dataclass
+class _Set:
+    """Ranks that hold parts of each other, on both sides; ``offsets`` by key of a rank: what makes its numbers global."""
+
+    sides: tuple[list[Rank], list[Rank]]
+    offsets: tuple[dict[str, Offsets], dict[str, Offsets]]
+
+
+# --- sets ------------------------------------------------------------------------------------------------------------
+
+
+def _sets(target: Sequence[Rank], golden: Sequence[Rank]) -> list[_Set]:
+    """Connected ranks. The side whose ranks have more parameters has the numbers that count."""
+    fine = _size(target) <= _size(golden)  # the target's ranks are parts of the golden run's
+    small, large = (target, golden) if fine else (golden, target)
+    matches: dict[tuple[int, int], Match] = {}
+    for i, (_, one) in enumerate(small):
+        for j, (_, other) in enumerate(large):
+            found = match(one, other)
+            if found.good:
+                matches[i, j] = found
+    sets = []
+    for ones, others in _connected(matches):
+        offsets = {}
+        for i in ones:
+            best = max((matches[i, j] for j in others if (i, j) in matches), key=lambda m: m.agree - m.differ)
+            offsets[small[i][0].key] = best.offsets
+        sides = [small[i] for i in sorted(ones)], [large[j] for j in sorted(others)]
+        all_offsets: tuple[dict[str, Offsets], dict[str, Offsets]] = offsets, {}
+        sets.append(_Set(sides, all_offsets) if fine else _Set(sides[::-1], all_offsets[::-1]))
+    joined = [{r.key for s in sets for r, _ in s.sides[side]} for side in (0, 1)]
+    left = [[r for r in ranks if r[0].key not in keys] for ranks, keys in zip((target, golden), joined, strict=True)]
+    return [*sets, _Set((left[0], left[1]), ({}, {}))] if left[0] or left[1] else sets
+
+
+def _size(ranks: Sequence[Rank]) -> int:
+    return max(len(s.parameters) for _, s in ranks)
+
+
+def _connected(pairs: dict[tuple[int, int], Match]) -> Iterator[tuple[set[int], set[int]]]:
+    waiting = set(pairs)
+    while waiting:
+        one, other = next(iter(sorted(waiting)))
+        ones, others = {one}, {other}
+        grown = True
+        while grown:
+            found = {(i, j) for i, j in waiting if i in ones or j in others}
+            grown = bool(found)
+            waiting -= found
+            ones |= {i for i, _ in found}
+            others |= {j for _, j in found}
+        yield ones, others
+
+
+def _same_shapes(one: Signature, other: Signature) -> bool:
+    shared = one.shapes.keys() & other.shapes.keys()
+    return 2 * sum(one.shapes[key] == other.shapes[key] for key in shared) > len(shared)
+
+
+def _in_order(target: Sequence[Rank], golden: Sequence[Rank]) -> Iterator[_Set]:
+    """Without parameters: so many neighbours of the larger side belong to one rank of the smaller."""
+    few, many = sorted((target, golden), key=len)
+    each, rest = divmod(len(many), len(few))
+    for i in range(len(few)):
+        sides = [few[i]], list(many[i * each : (i + 1) * each]) if not rest else []
+        yield _Set(sides if few is target else sides[::-1], ({}, {}))
+
+
+# --- units of a set --------------------------------------------------------------------------------------------------
+
+
+def _units(found: _Set) -> list[Unit]:
+    """The copies of the model in a set, each with its partner; none where they do not fit."""
+    if not found.sides[0] or not found.sides[1]:
+        return []
+    blocks = [_block(ranks, offsets) for ranks, offsets in zip(found.sides, found.offsets, strict=True)]
+    one, other = blocks
+    if one is None or other is None:
+        return []
+    one, other = _split_batch(one, other), _split_batch(other, one)
+    widths = len(one[0]), len(other[0])
+    if min(widths) > 1 or not _whole(one[0], other[0]):
+        return []
+    return [Unit(_group(copy), _group(other[i * len(other) // len(one)])) for i, copy in enumerate(one)]
+
+
+_Column = tuple[tuple[Rank, Offsets], ...]  # by stage
+_Copy = tuple[_Column, ...]
+
+
+def _block(ranks: Sequence[Rank], offsets: dict[str, Offsets]) -> list[_Copy] | None:
+    """The ranks of one side as copies x columns x stages; None where they do not fill such a block."""
+    stages: dict[Offsets, list[Rank]] = defaultdict(list)
+    for rank in ranks:
+        stages[offsets.get(rank[0].key, ())].append(rank)
+    order = sorted(stages, key=lambda o: ([n for _, n in o[:1]], o))
+    by_stage = [_classes(stages[o]) for o in order]
+    widths, copies = {len(c) for c in by_stage}, {len(members) for c in by_stage for members in c}
+    if len(widths) != 1 or len(copies) != 1:
+        return None
+    return [
+        tuple(tuple((by_stage[s][c][copy], o) for s, o in enumerate(order)) for c in range(widths.copy().pop()))
+        for copy in range(copies.pop())
+    ]
+
+
+def _classes(ranks: Sequence[Rank]) -> list[list[Rank]]:
+    """Ranks with the same parameters."""
+    found: list[list[Rank]] = []
+    for rank in ranks:
+        for members in found:
+            if rank[1].parameters and replicas(members[0][1], rank[1]):
+                members.append(rank)
+                break
+        else:
+            found.append([rank])
+    return found
+
+
+def _split_batch(mine: list[_Copy], theirs: list[_Copy]) -> list[_Copy]:
+    """Copies of the parameters that each worked on a part of the other side's batch are columns of one model."""
+    if len(mine) % len(theirs) or len(mine) == len(theirs):
+        return mine
+    each = len(mine) // len(theirs)
+    shapes, full = mine[0][0][0][0][1].shapes, theirs[0][0][0][0][1].shapes
+    votes = Counter(
+        "same" if shapes[key] == full[key] else "part" if split_of([shapes[key]] * each, full[key]) else "other"
+        for key in shapes.keys() & full.keys()
+    )
+    if votes["part"] <= votes["same"]:
+        return mine
+    return [tuple(c for copy in mine[i : i + each] for c in copy) for i in range(0, len(mine), each)]
+
+
+def _whole(one: _Copy, other: _Copy) -> bool:
+    """Are all members of the groups there? Tells the share of the whole that most parameters of a column have."""
+    wide, narrow = (one, other) if len(one) >= len(other) else (other, one)
+    shares = Counter(
+        round(_numel(theirs.shape) / _numel(mine.shape))
+        for (rank, offsets) in wide[0]
+        for name, mine in rank[1].parameters.items()
+        for (partner, moved) in narrow[0]
+        if (theirs := _of(partner, moved, shifted(name, dict(offsets)))) is not None and _numel(mine.shape)
+    )
+    shares.pop(1, None)
+    return not shares or shares.most_common(1)[0][0] == len(wide)
+
+
+def _of(rank: Rank, offsets: Offsets, name: str):  # type: ignore[no-untyped-def]
+    return next((p for n, p in rank[1].parameters.items() if shifted(n, dict(offsets)) == name), None)
+
+
+def _numel(shape: Sequence[int]) -> int:
+    n = 1
+    for size in shape:
+        n *= size
+    return n
+
+
+def _group(copy: _Copy) -> Group:
+    ranks = sorted(
+        {rank.key: rank for column in copy for (rank, _), _ in column}.values(), key=lambda r: (r.rank or 0, r.key)
+    )
+    number = {rank.key: i for i, rank in enumerate(ranks)}
+    return Group(
+        tuple(ranks), tuple(tuple(Stage(number[rank.key], offsets) for (rank, _), offsets in column) for column in copy)
+    )

@@ -1,0 +1,287 @@
+"""How every leaf of a group of ranks is spread over its members: decided from the evidence, leaf by leaf.
+
+* *replicated*: every member has the full shape and the same figures;
+* *split*: the members' shapes make up the full one along one dimension, members with one part among them (k and v heads), or
+  with padding at the end (a vocabulary);
+* *diverged*: the full shape, other figures, though they should be the same: the inputs are the same on all members, or a
+  collective gave it, or some member agrees with the other side;
+* *partial*: the full shape, other figures, as addends of a sum or what is the rank's own business (masks of a vocabulary's
+  part) have: nothing to compare with;
+* *unfit*: shapes that do not make up the full one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from numprobe.align.shards.joined import JoinedCalls
+from numprobe.align.shards.split import Shape, Split, split_of
+from numprobe.align.shards.tables import Rows
+from numprobe.formats.msprobe.values import GIVEN, ValueTable
+from numprobe.record.dtypes import float_format
+from numprobe.record.names import OpName
+from numprobe.record.trace import INPUT, PARAMETER
+
+UNKNOWN, REPLICATED, SPLIT, PADDED, DIVERGED, PARTIAL, UNFIT = range(7)
+CASES = ("unknown", "replicated", "split", "padded", "diverged", "partial", "unfit")
+NEAR = 0.05  # figures of two runs of one model are nearer than that, addends of one sum seldom
+EQUAL = 1e-3  # and these are those of the same tensor, whatever it was computed from
+ADDING = (
+    "all_reduce",
+    "all_gather",
+    "broadcast",
+    "reduce_scatter",
+)  # of what these give, every member has the same or a part
+
+
+@dataclass
+class Spread:
+    """By row of the joined side: ``case`` (index of :data:`CASES`), ``split`` of those that are split or padded, ``member``: of
+    those that diverged the one that is farthest from the other side. ``sized``: numbers that count one member's part."""
+
+    case: NDArray[np.uint8]
+    split: dict[int, Split] = field(default_factory=dict)
+    member: dict[int, int] = field(default_factory=dict)
+    sized: dict[int, object] = field(default_factory=dict)
+
+
+def spread_of(side: JoinedCalls, other: ValueTable, partner: Rows) -> Spread:
+    """``partner``: by row of ``side``, the row of the other side; -1 where there is none."""
+    return _Spreading(side, other, partner).run()
+
+
+class _Spreading:
+    def __init__(self, side: JoinedCalls, other: ValueTable, partner: Rows) -> None:
+        self.side, self.other = side, other
+        self.table, self.parts = side.ranks.table, side.parts
+        self.partner: list[int] = partner.tolist()
+        self.found = Spread(np.zeros(len(self.parts), np.uint8))
+        self.equal = self._equal()
+        self.tensor = self._tensors()
+        self.weak = self._weak().tolist()
+        self.made: dict[str, int] = {}  # figures of all members of a tensor that is not the same on all -> its case
+        self._splits: dict[tuple[object, ...], Split | None] = {}
+
+    def run(self) -> Spread:
+        case = self.found.case
+        partner = np.array(self.partner, np.int64)
+        case[(partner >= 0) & self.equal & self._whole()] = REPLICATED
+        first = self.side.values.first
+        looked_at = np.r_[0, np.cumsum((partner >= 0) & ((case == UNKNOWN) | self.weak))]
+        for i in np.flatnonzero(looked_at[first[1:]] > looked_at[first[:-1]]).tolist():
+            self._record(i, self.side.values.rows(i))
+        return self.found
+
+    # --- what is the same on all members ---------------------------------------------------------------------------
+
+    def _equal(self) -> NDArray[np.bool_]:
+        """Have all members that have the leaf the same shape, figures and digest?"""
+        t, parts = self.table, self.parts
+        lead = parts[np.arange(len(parts)), self.side.column]
+        equal = np.ones(len(parts), bool)
+        for column in parts.T:
+            here = np.where(column >= 0, column, lead)
+            same = (t.shape[here] == t.shape[lead]) & (t.status[here] == t.status[lead]).all(1)
+            a, b = t.figures[here], t.figures[lead]
+            equal &= same & ((a == b) | (np.isnan(a) & np.isnan(b))).all(1)
+            if t.digests:
+                equal &= [
+                    t.digests.get(x) == t.digests.get(y) for x, y in zip(here.tolist(), lead.tolist(), strict=True)
+                ]
+            if t.scalars:
+                equal &= [
+                    t.scalars.get(x) == t.scalars.get(y) for x, y in zip(here.tolist(), lead.tolist(), strict=True)
+                ]
+        return equal
+
+    def _whole(self) -> NDArray[np.bool_]:
+        """Is the shape that of the other side (and the plain value, of what is no tensor)?"""
+        mine, theirs = self.side.values, self.other
+        numbers = {shape: i for i, shape in enumerate(theirs.shapes)}
+        same = np.array([numbers.get(shape, -1) for shape in mine.shapes], np.int64)
+        rows = np.array(self.partner, np.int64)
+        whole = np.zeros(len(rows), bool)
+        both = rows >= 0
+        if both.any():
+            whole[both] = same[mine.shape[both]] == theirs.shape[rows[both]]
+        for row, scalar in mine.scalars.items():
+            if both[row] and scalar != theirs.scalars.get(self.partner[row]):
+                whole[row] = False
+        return whole
+
+    def _tensors(self) -> NDArray[np.bool_]:
+        values = self.side.values
+        typed = np.array([bool(dtype) for _, dtype, _ in values.kinds], bool)
+        tensor: NDArray[np.bool_] = values.status[:, 0] != 0
+        return tensor | typed[values.kind] if len(values) else tensor
+
+    def _weak(self) -> NDArray[np.bool_]:
+        """Tensors of integers, truth values or one number: other ones may have the same figures by chance."""
+        values = self.side.values
+        exact = np.array([float_format(short) is None for _, _, short in values.kinds], bool)
+        constant = values.figures[:, 0] == values.figures[:, 1]
+        weak: NDArray[np.bool_] = self.tensor & (exact[values.kind] | constant) if len(values) else constant
+        return weak
+
+    # --- one record ------------------------------------------------------------------------------------------------
+
+    def _record(self, i: int, rows: range) -> None:
+        case = self.found.case
+        op = self.side.ops[i]
+        inputs = [r for r in rows if self._role(r) in (INPUT, PARAMETER)]
+        for row in inputs:
+            if case[row] == UNKNOWN and self.partner[row] >= 0:
+                self._leaf(row, op, same_inputs=False, is_input=True)
+            elif self.weak[row] and case[row] == REPLICATED:
+                case[row] = self.made.get(self._figures(row), REPLICATED)
+        own = any(case[r] in (PARTIAL, UNFIT) for r in inputs)
+        same_inputs = not own and all(case[r] in (REPLICATED, DIVERGED) for r in inputs if self.tensor[r])
+        for row in (r for r in rows if r not in inputs):
+            if case[row] == UNKNOWN and self.partner[row] >= 0:
+                self._leaf(row, op, same_inputs=same_inputs, is_input=False)
+            elif self.weak[row] and case[row] == REPLICATED:
+                if own and not op.is_module and not _adds(op):
+                    case[row] = PARTIAL
+                self.made[self._figures(row)] = int(case[row])
+
+    def _figures(self, row: int) -> str:
+        """Of all members, what tells a tensor from others."""
+        t, members = self.table, [int(p) for p in self.parts[row] if p >= 0]
+        return repr((t.figures[members].tolist(), t.numel[members].tolist(), [t.digests.get(p) for p in members]))
+
+    def _role(self, row: int) -> str:
+        values = self.side.values
+        return str(values.slots[values.slot[row]][0])
+
+    def _leaf(self, row: int, op: OpName, *, same_inputs: bool, is_input: bool) -> None:
+        found = self.found
+        if not self.tensor[row]:
+            found.case[row] = self._plain(row)
+            return
+        members = [int(p) for p in self.parts[row] if p >= 0]
+        t, full = self.table, self.other.shapes[self.other.shape[self.partner[row]]]
+        shapes = [t.shapes[t.shape[p]] for p in members]
+        if all(s == full for s in shapes):
+            found.case[row] = self._unequal(row, members, op, same_inputs, is_input)
+            return
+        split = self._split(shapes, full)
+        if split is not None and split.copies > 1 and not self._runs(members, split.copies):
+            found.case[row] = PARTIAL  # gradients of what several members have
+            return
+        if split is None:
+            if self.equal[row] and not self._made_of_parts(shapes[0], full, len(members)):
+                found.case[row] = REPLICATED  # another shape on every member alike: that is for the judge
+            else:
+                found.case[row] = UNFIT
+            return
+        found.case[row] = PADDED if split.padded else SPLIT
+        found.split[row] = split
+
+    def _plain(self, row: int) -> int:
+        """A plain value: the same for all, or a number that counts one member's part."""
+        scalars = [self.table.scalars.get(int(p)) for p in self.parts[row] if p >= 0]
+        if any(s != scalars[0] for s in scalars):
+            return PARTIAL
+        theirs = self.other.scalars.get(self.partner[row])
+        if _sized(scalars[0], theirs, len(scalars)):
+            self.found.sized[row] = theirs
+        return REPLICATED
+
+    def _split(self, shapes: Sequence[Shape | None], full: Shape | None) -> Split | None:
+        key = (*shapes, full)
+        if key not in self._splits:
+            self._splits[key] = split_of(shapes, full)
+        return self._splits[key]
+
+    @staticmethod
+    def _made_of_parts(shape: Shape | None, full: Shape | None, count: int) -> bool:
+        """Could a tensor of this shape be one of ``count`` parts, split some other way?"""
+        if shape is None or full is None or len(shape) != len(full):
+            return True
+        return all(a == b or (a and b > a) for a, b in zip(shape, full, strict=True))
+
+    def _runs(self, members: Sequence[int], copies: int) -> bool:
+        """Have ``copies`` members behind each other always the same figures?"""
+        t = self.table
+        return all(self._same(t, members[i], members[i - i % copies]) for i in range(len(members)) if i % copies)
+
+    @staticmethod
+    def _same(t: ValueTable, a: int, b: int) -> bool:
+        if t.digests.get(a) != t.digests.get(b):
+            return False
+        return np.array_equal(t.figures[a], t.figures[b], equal_nan=True)
+
+    # --- the full shape, and other figures -------------------------------------------------------------------------
+
+    def _unequal(self, row: int, members: list[int], op: OpName, same_inputs: bool, is_input: bool) -> int:
+        key = self._figures(row)
+        known = self.made.get(key)
+        if known is None:
+            known = self.made[key] = self._kind(row, members, op, same_inputs, is_input)
+        if known == DIVERGED:
+            self.found.member[row] = self._farthest(row, members)
+        return known
+
+    def _kind(self, row: int, members: list[int], op: OpName, same_inputs: bool, is_input: bool) -> int:
+        if not is_input and _adds(op):
+            return DIVERGED
+        t, there = self.table, self.partner[row]
+        if any(_all_zero(t, p) for p in members):  # tokens of one part of a vocabulary: zeros are added
+            return PARTIAL
+        parameter = self._role(row) == PARAMETER
+        tolerance = NEAR if same_inputs or parameter else EQUAL if is_input or op.is_module else 0.0
+        if not tolerance:
+            return PARTIAL
+        near = [self._distance(p, there) <= max(tolerance, 4 * self._unit(row)) for p in members]
+        return DIVERGED if any(near) else PARTIAL
+
+    def _unit(self, row: int) -> float:
+        """The rounding of the coarser dtype of both sides."""
+        kinds = self.side.values.kinds[self.side.values.kind[row]], self.other.kinds[self.other.kind[self.partner[row]]]
+        return max((2.0**-f.p for _, _, short in kinds if (f := float_format(short)) is not None), default=0.0)
+
+    def _distance(self, mine: int, theirs: int) -> float:
+        """The largest relative distance of Max, Min and Norm; infinite where other values are not finite, or digests differ."""
+        t, o = self.table, self.other
+        if mine in t.digests and theirs in o.digests and t.kinds[t.kind[mine]][2] == o.kinds[o.kind[theirs]][2]:
+            return 0.0 if t.digests[mine] == o.digests[theirs] else float("inf")
+        a, b = t.figures[mine], o.figures[theirs]
+        if (np.isfinite(a) != np.isfinite(b))[[0, 1, 3]].any() or t.status[mine, 0] != GIVEN:
+            return float("inf")
+        numel = max(int(o.numel[theirs]), 1)
+        rms = abs(b[3]) / numel**0.5 if np.isfinite(b[3]) else 0.0
+        apart = [0.0]
+        for k in (0, 1):
+            if np.isfinite(a[k]) and a[k] != b[k]:
+                apart.append(abs(a[k] - b[k]) / max(abs(b[k]), rms, 1e-300))
+        if np.isfinite(a[3]) and a[3] != b[3]:
+            apart.append(abs(a[3] - b[3]) / max(abs(b[3]), 1e-300))
+        return float(max(apart))
+
+    def _farthest(self, row: int, members: list[int]) -> int:
+        there = self.partner[row]
+        apart = [self._distance(p, there) for p in members]
+        columns = np.flatnonzero(self.parts[row] >= 0)
+        return int(columns[int(np.argmax(apart))])
+
+
+def _adds(op: OpName) -> bool:
+    """Is it a collective whose results are no rank's own?"""
+    return op.prefix == "Distributed" and any(word in op.api for word in ADDING)
+
+
+def _all_zero(table: ValueTable, row: int) -> bool:
+    return bool((table.figures[row, :2] == 0).all())
+
+
+def _sized(mine: object, theirs: object, count: int) -> bool:
+    """Is a number the same but for what counts one of ``count`` parts? Lists (sizes) element by element."""
+    if isinstance(mine, (list, tuple)) and isinstance(theirs, (list, tuple)) and len(mine) == len(theirs):
+        return all(a == b or _sized(a, b, count) for a, b in zip(mine, theirs, strict=True)) and mine != theirs
+    if isinstance(mine, bool) or not isinstance(mine, int) or not isinstance(theirs, int):
+        return False
+    return mine > 0 and any(mine * n == theirs for n in range(2, count + 1) if count % n == 0)

@@ -1,0 +1,169 @@
+"""Which rank of a group a finding is about: the rank whose part of the tensor differs.
+
+With tensors each part is compared with its piece of the other side. With figures the other side has only those of the whole, and
+its extremes tell: a part with an element beyond them is wrong; one that has them is right; of those that are left, the one whose
+root mean square is not what it is in other layers. What cannot be told apart is named together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from numprobe.align.calls import Calls
+from numprobe.align.shards.joined import JoinedCalls
+from numprobe.align.shards.merged import MergedCalls
+from numprobe.align.shards.spread import DIVERGED, PARTIAL
+from numprobe.align.shards.tables import Rows
+from numprobe.align.shards.tensor import Piece, joined
+from numprobe.formats.msprobe.values import ValueTable
+from numprobe.metrics.distance import distance
+from numprobe.record.errors import NumprobeError
+
+DISTINCT = 3.0  # a deviation that is so much larger than every other one is one rank's
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Blame:
+    """``columns`` of the joined side; ``diverged``: they should have had what the others have."""
+
+    columns: tuple[int, ...]
+    diverged: bool = False
+
+
+def blamed(side: JoinedCalls, other: Calls, record: int, row: int, partner: Rows, expected: float) -> Blame:
+    """Of a finding at ``row`` of the joined side, a leaf of ``record``. ``partner``: by row of the side, that of the other.
+
+    ``expected`` is the relative error that the row may have.
+    """
+    columns = tuple(np.flatnonzero(side.parts[row] >= 0).tolist())
+    if not isinstance(side, MergedCalls) or partner[row] < 0 or len(columns) == 1:
+        return Blame(columns)
+    if side.spread.case[row] == DIVERGED:
+        return Blame(_diverged(side, row), True)
+    if row in side.spread.split:
+        found = _by_tensors(side, other, row, int(partner[row])) or _by_figures(
+            side, other.values, row, partner, expected
+        )
+        return Blame(tuple(columns[i * side.spread.split[row].copies] for i in found))
+    return Blame(_not_finite_inside(side, record) or columns)
+
+
+def _diverged(side: MergedCalls, row: int) -> tuple[int, ...]:
+    """The columns that have what the farthest one has."""
+    table, parts = side.ranks.table, side.parts[row]
+    farthest = int(parts[side.spread.member[row]])
+    return tuple(
+        int(c)
+        for c in np.flatnonzero(parts >= 0)
+        if np.array_equal(table.figures[parts[c]], table.figures[farthest], equal_nan=True)
+        and table.digests.get(int(parts[c])) == table.digests.get(farthest)
+    )
+
+
+# --- by tensors ------------------------------------------------------------------------------------------------------
+
+
+def _by_tensors(side: MergedCalls, other: Calls, row: int, there: int) -> list[int]:
+    """The parts that are far from their pieces of the other side; none where there are no files."""
+    values = side.values
+    if row not in values.files or there not in other.values.files:
+        return []
+    own = side.own_parts(row)
+    dim, order = side.spread.split[row].dim, side.order(row)
+    apart = []
+    try:
+        whole = side.tensors.open(values.files[row])
+        golden = other.tensors.open(other.values.files[there])
+        for part in range(len(own)):
+            pieces = _of_part(order, part)
+            d = distance(joined([whole], dim, pieces), joined([golden], dim, pieces), threads=1)
+            apart.append(np.inf if d.nonfinite_mismatch else d.relative_l2 if d.finite else 0.0)
+    except (NumprobeError, ValueError):
+        return []
+    worst = max(apart)
+    return [i for i, a in enumerate(apart) if a == worst or a > worst / DISTINCT] if worst > 0 else []
+
+
+def _of_part(order: Sequence[Piece], part: int) -> list[Piece]:
+    """Where the pieces of one part lie in the whole."""
+    found, at = [], 0
+    for piece in order:
+        if piece.part == part:
+            found.append(Piece(0, at, piece.length))
+        at += piece.length
+    return found
+
+
+# --- by figures ------------------------------------------------------------------------------------------------------
+
+
+def _by_figures(side: MergedCalls, other: ValueTable, row: int, partner: Rows, expected: float) -> list[int]:
+    table, own = side.ranks.table, side.own_parts(row)
+    parts, whole = table.figures[own], other.figures[partner[row]]
+    finite = np.isfinite(parts[:, :2]).all(1)
+    if np.isfinite(whole[:2]).all() and not finite.all():
+        return _numbers(~finite)
+    scale = np.maximum(np.abs(whole[:2]), 1e-300)
+    slack = scale * max(2 * expected if expected == expected else 0.0, 1e-6)
+    beyond = (parts[:, 0] > whole[0] + slack[0]) | (parts[:, 1] < whole[1] - slack[1])
+    if beyond.any():
+        return _numbers(beyond)
+    right: NDArray[np.bool_] = (np.abs(parts[:, :2] - whole[:2]) <= slack).max(1)
+    left = _numbers(~right) or list(range(len(own)))
+    if len(left) > 1:
+        apart = _unusual(side, other, row, partner)[left]
+        first, second = np.sort(apart)[::-1][:2]
+        if first > DISTINCT * second:
+            return [left[int(np.argmax(apart))]]
+    return left
+
+
+def _numbers(chosen: np.bool_ | NDArray[np.bool_]) -> list[int]:
+    found: list[int] = np.flatnonzero(chosen).tolist()
+    return found
+
+
+def _unusual(side: MergedCalls, other: ValueTable, row: int, partner: Rows) -> Floats:
+    """By part: how far rms(part) / rms(whole) is from what it is in the other layers."""
+    mine, kind = _shares(side, other, row, partner), side.kind_of(row)
+    layers = [
+        shares
+        for r in side.spread.split
+        if r != row and side.kind_of(r) == kind and len(shares := _shares(side, other, r, partner)) == len(mine)
+    ]
+    usual = np.median(layers, axis=0) if layers else np.ones(len(mine))
+    with np.errstate(all="ignore"):
+        found: Floats = np.nan_to_num(np.abs(mine / usual - 1))
+    return found
+
+
+def _shares(side: MergedCalls, other: ValueTable, row: int, partner: Rows) -> Floats:
+    table, own, there = side.ranks.table, side.own_parts(row), int(partner[row])
+    with np.errstate(all="ignore"):
+        whole = other.figures[there, 3] / np.sqrt(other.numel[there])
+        shares: Floats = table.figures[own, 3] / np.sqrt(table.numel[own]) / whole
+    return shares
+
+
+# --- what every rank has the same of ---------------------------------------------------------------------------------
+
+
+def _not_finite_inside(side: MergedCalls, record: int) -> tuple[int, ...]:
+    """A sum is not finite on any rank where one addend is not: columns that have such an addend in or right before the record."""
+    table = side.ranks.table
+    work = [record]
+    while work:
+        at = work.pop()
+        work += side.children[at]
+        for row in side.values.rows(at):
+            if side.spread.case[row] == PARTIAL:
+                columns = np.flatnonzero(side.parts[row] >= 0)
+                finite = np.isfinite(table.figures[side.parts[row, columns], :2]).all(1)
+                if not finite.all() and finite.any():
+                    return tuple(columns[~finite].tolist())
+    return ()

@@ -1,0 +1,137 @@
+"""Dumps of one model on different numbers of ranks: which ranks make up one side of a comparison, and what is told of them."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from numprobe.align.shards.grid import sort_ranks
+from numprobe.align.shards.joined import JoinedCalls
+from numprobe.align.shards.merged import MergedCalls
+from numprobe.align.shards.signature import read_signature
+from numprobe.align.shards.spread import CASES, UNKNOWN
+from numprobe.align.shards.unit import Group, Unit
+from numprobe.compare import result as data
+from numprobe.execution.executor import choose
+from numprobe.formats.layout import RankFolder, StepFolder
+from numprobe.record.errors import NumprobeError
+
+Pairing = tuple[RankFolder, RankFolder, Unit | None]
+NAMED = 4  # ranks of a group that its name lists
+
+
+def same_size(a: StepFolder, b: StepFolder) -> bool:
+    """Are there as many ranks on both sides?"""
+    return len(_readable(a)) == len(_readable(b))
+
+
+def fit_ranks(
+    a: StepFolder, b: StepFolder, cache_to: Path | None, jobs: int | None
+) -> tuple[list[Pairing], list[data.RankPair]] | None:
+    """Ranks, or groups of ranks, that belong together in a step; and those that have no partner. None: nothing says that the
+    ranks hold parts of each other, so that their numbers count.
+
+    Raises:
+        NumprobeError: E-CMP-004 the ranks hold parts of a model, and do not fit together.
+    """
+    ranks = [*_readable(a), *_readable(b)]
+    if not _readable(a) or not _readable(b):
+        return None
+    places = [(rank, cache_to) for rank in ranks]
+    signatures = dict(choose(jobs, len(ranks), sum(rank.size for rank in ranks))(read_signature, places))
+    known = [(rank, signatures[i]) for i, rank in enumerate(ranks)]
+    count = len(_readable(a))
+    grid = sort_ranks(known[:count], known[count:])
+    if grid.by_number:
+        return None
+    if not grid.units:
+        raise NumprobeError(
+            "E-CMP-004",
+            "the ranks of the two dumps cannot be fitted together",
+            where=f"{a.folder}, {b.folder}",
+            found="{target} and {golden} ranks, whose parameters are no parts of each other, or some of their group are missing",
+            do="give dumps of one model with all ranks of a group, or two ranks that hold the same part",
+            target=count,
+            golden=len(ranks) - count,
+        )
+    alone = [data.RankPair(a.step, r.rank, r.key, "", "missing") for r in grid.alone[0]]
+    alone += [data.RankPair(b.step, r.rank, "", r.key, "missing") for r in grid.alone[1]]
+    return [_pairing(unit) for unit in grid.units], alone
+
+
+def refuse_other_runs(unit: Unit | None, *, given: bool) -> None:
+    """Errors of a noise or baseline run are those of single golden ranks.
+
+    Raises:
+        NumprobeError: E-CMP-005 one is given, and the golden side is several ranks.
+    """
+    if given and unit is not None and not unit.golden.alone:
+        raise NumprobeError(
+            "E-CMP-005",
+            "a noise or baseline run says nothing where several golden ranks make up one side",
+            found="{ranks}",
+            do="give a golden run on fewer ranks, or leave --noise and --baseline out",
+            ranks=", ".join(rank.key for rank in unit.golden.ranks[:8]),
+        )
+
+
+def _readable(step: StepFolder) -> list[RankFolder]:
+    return [r for r in step.ranks if not r.problem]
+
+
+def _pairing(unit: Unit) -> Pairing:
+    if unit.target.alone and unit.golden.alone:
+        return unit.target.ranks[0], unit.golden.ranks[0], None
+    return _labelled(unit.target), _labelled(unit.golden), unit
+
+
+def _labelled(group: Group) -> RankFolder:
+    """The first rank, under the name of the whole group."""
+    keys = [rank.key for rank in group.ranks]
+    name = "+".join(keys) if len(keys) <= NAMED else f"{keys[0]}+{len(keys) - 1}_more"
+    return replace(group.ranks[0], key=name)
+
+
+# --- what is told ----------------------------------------------------------------------------------------------------
+
+
+def merge_notes(target: object, golden: object) -> list[str]:
+    """``merged:target:rank0+rank1:replicated=295,split=178,partial=25`` for a side that was put together."""
+    notes = []
+    for name, side in (("target", target), ("golden", golden)):
+        if isinstance(side, JoinedCalls) and len(side.ranks.calls) > 1:
+            ranks = "+".join(calls.dump.place.key for calls in side.ranks.calls)
+            notes.append(f"merged:{name}:{ranks}:{_cases(side)}")
+    return notes
+
+
+def _cases(side: JoinedCalls) -> str:
+    if not isinstance(side, MergedCalls):
+        return ""
+    counts = Counter(side.spread.case.tolist())
+    return ",".join(f"{CASES[case]}={n}" for case, n in sorted(counts.items()) if case != UNKNOWN)
+
+
+def among_copies(outcomes: Sequence[tuple[data.RankPair, list[data.Finding]]]) -> None:
+    """Of several copies of a model that are compared with one golden rank: what only some of them show, though all should agree,
+    is a divergence of ranks."""
+    copies: dict[tuple[int | None, str], list[list[data.Finding]]] = defaultdict(list)
+    for pair, findings in outcomes:
+        copies[pair.step, pair.golden].append(findings)
+    for group in copies.values():
+        if len(group) < 2:
+            continue
+        seen = Counter(key for findings in group for key in {_event(f) for f in findings})
+        for finding in (f for findings in group for f in findings):
+            if (
+                finding.cause in ("parameter", "introduced")
+                and not finding.reason
+                and seen[_event(finding)] < len(group)
+            ):
+                finding.reason = "rank_divergence"
+
+
+def _event(f: data.Finding) -> tuple[object, ...]:
+    return f.cause, f.op, f.golden_op, f.slot
