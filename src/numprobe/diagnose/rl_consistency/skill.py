@@ -12,23 +12,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
-from numprobe.align.calls import read_calls
-from numprobe.align.leaves import LeafPairs, pair_leaves
-from numprobe.align.records import RecordPairs, pair_records
-from numprobe.align.roles.ranks import joined
-from numprobe.align.roles.side import RoleSide, canonical
-from numprobe.compare.judge import Judgement, judge
-from numprobe.compare.measure import Measures, measure
-from numprobe.diagnose.rl_consistency import classify
+from numprobe.align.calls import Calls, read_calls
+from numprobe.align.leaves import pair_leaves
+from numprobe.align.roles.pairing import both_sides, pair_places
+from numprobe.align.roles.side import RoleSide
+from numprobe.compare.judge import judge
+from numprobe.compare.measure import NOTHING, measure
+from numprobe.diagnose.rl_consistency import classify, evidence
 from numprobe.diagnose.rl_consistency import result as data
+from numprobe.diagnose.rl_consistency.view import View, number, place
 from numprobe.execution.stages import Listener, Stages, ignore
 from numprobe.formats.dump import Dump, open_dump
 from numprobe.formats.layout import choose_steps
 from numprobe.record.errors import NumprobeError
 
 STAGES = ("load", "map", "compare", "anchor", "report")
+_VERDICTS = ("unmatched", "incomparable", "pass", "warning", "error")  # the worst of what was compared last
 ENOUGH = 0.5  # of the canonical slots of both sides have to be compared
 
 
@@ -39,46 +38,24 @@ class RlOptions:
     use_cache: bool = True
 
 
-@dataclass
-class View:
-    """Both sides in canonical form, paired, measured and judged. ``train`` is the target."""
-
-    train: RoleSide
-    rollout: RoleSide
-    records: RecordPairs
-    leaves: LeafPairs
-    measures: Measures
-    judged: Judgement
-
-    def names(self, pair: int) -> tuple[str | None, str | None]:
-        """Canonical names of a record pair."""
-        t, g = self.records.target[pair], self.records.golden[pair]
-        a, b = self.train.calls.values.names, self.rollout.calls.values.names
-        return (a[t] if t >= 0 else None, b[g] if g >= 0 else None)
-
-    def keys(self, pair: int) -> tuple[list[str], list[str]]:
-        """Names in the dumps of what a record pair was made of."""
-        t, g = self.records.target[pair], self.records.golden[pair]
-        return _named(self.train, t), _named(self.rollout, g)
-
-
 def analyse(
     train: str | Path, rollout: str | Path, options: RlOptions = RlOptions(), listener: Listener = ignore
 ) -> data.RlResult:
     """Compare a training dump with a rollout dump of the same tokens.
 
     Raises:
-        NumprobeError: nothing can be read at one of the two places; E-RL-001 a side has no modules.
+        NumprobeError: nothing can be read at one of the two places; E-RLC-001 a side has no modules.
     """
     stages = Stages(STAGES, listener)
     stages.begin("load")
     dumps = [open_dump(path, use_cache=options.use_cache) for path in (train, rollout)]
-    sides = [_sides(dump, options) for dump in dumps]
+    ranks = [_ranks(dump, options) for dump in dumps]
     stages.end()
     stages.begin("map")
-    one, merged_one = joined(sides[0], sides[1][0])
-    other, merged_other = joined(sides[1], one)
-    records = pair_records(one.calls, other.calls)
+    one, other, merged = both_sides(*ranks)
+    for dump, side in zip(dumps, (one, other), strict=True):
+        _need_modules(dump, side)
+    records = pair_places(one, other)
     leaves = pair_leaves(records, one.calls.values, other.calls.values)
     stages.end()
     stages.begin("compare")
@@ -87,43 +64,45 @@ def analyse(
     view = View(one, other, records, leaves, measures, judged)
     stages.end()
     stages.begin("anchor")
-    findings = classify.findings(view)
+    errors = [f for f in judged.findings if f.severity == "error"]
+    premise = classify.premise(view, errors)
+    coverage = _coverage(view)
+    findings = [] if premise else evidence.findings(view, errors, coverage)
     stages.end()
     stages.begin("report")
-    found = _result(dumps, view, findings, {**merged_one, **merged_other})
+    found = _result(dumps, view, premise, findings, coverage, merged)
     stages.end()
     return found
 
 
-def _sides(dump: Dump, options: RlOptions) -> list[RoleSide]:
-    """The ranks of the first step that was asked for, in canonical form."""
+def _ranks(dump: Dump, options: RlOptions) -> list[Calls]:
+    """The readable ranks of the first step that was asked for."""
     step = choose_steps(dump.steps, options.steps, options.ranks)[0]
-    ranks = [r for r in step.ranks if not r.problem]
-    sides = [canonical(read_calls(dump.rank(rank))) for rank in ranks]
-    if not any(side.calls.values.names for side in sides):
+    return [read_calls(dump.rank(rank)) for rank in step.ranks if not rank.problem]
+
+
+def _need_modules(dump: Dump, side: RoleSide) -> None:
+    if not any(m.role.known for m in side.modules):
         raise NumprobeError(
-            "E-RL-001",
+            "E-RLC-001",
             "no module of a known role is recorded",
             where=str(dump.root),
             found="{modules} modules",
             do="record with level L0 or mix; at level L1 there are no modules",
-            modules=sum(len(side.modules) for side in sides),
+            modules=len(side.modules),
         )
-    return sides
 
 
-def _named(side: RoleSide, record: int) -> list[str]:
-    return [side.original.values.names[i] for i in side.origin[record]] if record >= 0 else []
-
-
-def _result(dumps: Sequence[Dump], view: View, findings: list[data.Finding], merged: dict[str, int]) -> data.RlResult:
-    both = view.leaves.both
+def _coverage(view: View) -> float:
+    """The share of the canonical slots of both sides that were compared."""
     total = len(view.train.calls.values) + len(view.rollout.calls.values)
-    compared = int((both & (view.measures.by != 0)).sum())
-    coverage = 2 * compared / total if total else 0.0
-    judged = view.judged
-    counts = Counter(judged.verdict)
-    premise = classify.premise(view)
+    return 2 * int((view.leaves.both & (view.measures.by != NOTHING)).sum()) / total if total else 0.0
+
+
+def _result(
+    dumps: Sequence[Dump], view: View, premise: str, findings: list[data.Finding], coverage: float, merged: dict[str, int]
+) -> data.RlResult:
+    counts = Counter(view.judged.verdict)
     verdict, reason = "no_difference", ""
     if premise:
         verdict, reason = "premise_broken", premise
@@ -131,51 +110,37 @@ def _result(dumps: Sequence[Dump], view: View, findings: list[data.Finding], mer
         verdict = "difference_found"
     elif coverage < ENOUGH:
         verdict, reason = "inconclusive", "coverage"
-    pairs = [_pair(view, p) for p in range(len(view.records))]
-    alone = [(t, g) for t, g in zip(view.records.target, view.records.golden, strict=True) if t < 0 or g < 0]
-    layers = {op.layer for op in view.train.calls.ops if op.layer is not None}
+    alone = [pair for pair in range(len(view.records)) if not view.paired(pair)]
     return data.RlResult(
         verdict,
         reason,
-        round(min(coverage, 1.0), 4),
+        round(coverage, 4),
         str(dumps[0].root),
         str(dumps[1].root),
-        [] if premise else findings,
-        pairs,
-        [name for t, _ in alone for name in _named(view.train, t)] + view.train.unknown,
-        [name for _, g in alone for name in _named(view.rollout, g)] + view.rollout.unknown,
-        {v: counts.get(v, 0) for v in ("pass", "warning", "error", "incomparable", "unmatched")},
-        len(layers),
+        findings,
+        [_pair(view, pair) for pair in range(len(view.records))],
+        [name for pair in alone for name in view.keys(pair)[0]] + view.train.unknown,
+        [name for pair in alone for name in view.keys(pair)[1]] + view.rollout.unknown,
+        {v: counts.get(v, 0) for v in _VERDICTS},
+        len({op.layer for op in view.train.calls.ops} - {None}),
         merged,
-        _limit(view),
+        classify.detection_limit(view),
         counts.get("warning", 0),
     )
 
 
-def _limit(view: View) -> float | None:
-    """The smallest relative error that the norms could show, median over the slots."""
-    m, expected = view.measures, np.array(view.judged.expected)
-    rows = m.is_float & ~np.isnan(expected) & (m.numel > 1)
-    if not rows.any():
-        return None
-    lever = np.sqrt(np.sqrt(m.numel[rows]))
-    return float(np.median(np.sqrt(2 * (16 * (expected[rows] / lever + expected[rows] ** 2 / 2) + m.stat[rows]))))
-
-
 def _pair(view: View, pair: int) -> data.Pair:
-    train, rollout = view.keys(pair)
-    rows = range(int(view.leaves.first[pair]), int(view.leaves.first[pair + 1]))
     judged = view.judged
-    order = ("unmatched", "incomparable", "pass", "warning", "error")
     worst = max(
-        rows, key=lambda r: (order.index(judged.verdict[r]), judged.rho[r] if not math.isnan(judged.rho[r]) else 0)
+        view.rows(pair),
+        key=lambda r: (_VERDICTS.index(judged.verdict[r]), judged.rho[r] if not math.isnan(judged.rho[r]) else 0),
     )
-    name = next(n for n in view.names(pair) if n)
+    train, rollout = view.keys(pair)
     return data.Pair(
-        classify.place(name),
+        place(view.name(pair)),
         train,
         rollout,
         judged.verdict[worst],
-        classify.number(view.measures.error[worst]),
-        classify.number(judged.rho[worst]),
+        number(view.measures.error[worst]),
+        number(judged.rho[worst]),
     )
