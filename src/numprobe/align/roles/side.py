@@ -2,7 +2,7 @@
 
 Megatron's fused ``linear_qkv`` and Hugging Face's ``q_proj``, ``k_proj``, ``v_proj`` become one record ``qkv``; the residual that
 an engine's norm adds is taken where both sides have it whole. The result has the form of a dump, so that it is paired, measured
-and judged like any other; every row remembers the records that it came from.
+and judged like any other; every record remembers those that it came from.
 
 Merged figures: Max the largest, Min the smallest, Mean weighted by elements, Norm the root of the sum of squares. They do not see
 the order of rows: which head, gate or shard came first.
@@ -10,6 +10,7 @@ the order of rows: which head, gate or shard came first.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -17,172 +18,271 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from numprobe.align.calls import Calls
-from numprobe.align.roles.rules import Role, Rules, layer_container, standard_rules
+from numprobe.align.roles.figures import together
+from numprobe.align.roles.form import EXPERTS, NORM_BEFORE, Form, Module, Numbering, has_norm_inside
+from numprobe.align.roles.rules import Rules, standard_rules
 from numprobe.formats.msprobe.values import ABSENT, GIVEN, ValueTable
 from numprobe.record.names import FORWARD, parse_name
 from numprobe.record.trace import INPUT, OUTPUT, PARAMETER
 
-# role -> class of the canonical record (it decides how errors are passed on) and the slots that are compared
-NORM, LINEAR, EMBEDDING, CORE, ACTIVATION = "RMSNorm", "Linear", "Embedding", "Attention", "SiLU"
-ORDER = {
-    role: (place, kind)
-    for place, (role, kind) in enumerate(
-        [
-            ("embed", EMBEDDING),
-            ("attn_norm", NORM),
-            ("qkv", LINEAR),
-            ("qkv_a", LINEAR),
-            ("q_a_norm", NORM),
-            ("q_b", LINEAR),
-            ("kv_a_norm", NORM),
-            ("kv_b", LINEAR),
-            ("indexer_q", LINEAR),
-            ("indexer_k", LINEAR),
-            ("indexer_weights", LINEAR),
-            ("core", CORE),
-            ("out", LINEAR),
-            ("mlp_norm", NORM),
-            ("router", LINEAR),
-            ("gate_up", LINEAR),
-            ("act", ACTIVATION),
-            ("down", LINEAR),
-            ("final_norm", NORM),
-            ("head", LINEAR),
-        ]
-    )
+# classes of canonical records: they decide how errors are passed on
+NORM, LINEAR, NORM_LINEAR, EMBEDDING, CORE, ACTIVATION, MIXTURE = (
+    "RMSNorm",
+    "Linear",
+    "LayerNormLinear",
+    "Embedding",
+    "Attention",
+    "SiLU",
+    "MixtureOfExperts",
+)
+ROLES = {  # in the order of execution inside a layer
+    "embed": EMBEDDING,
+    "embed_norm": NORM,
+    "token_norm": NORM,
+    "hidden_norm": NORM,
+    "mtp_proj": LINEAR,
+    "attn_norm": NORM,
+    "qkv": LINEAR,
+    "qkv_a": LINEAR,
+    "q": LINEAR,
+    "kv_a": LINEAR,
+    "q_a_norm": NORM,
+    "q_b": LINEAR,
+    "kv_a_norm": NORM,
+    "kv_b": LINEAR,
+    "q_norm": NORM,
+    "k_norm": NORM,
+    "indexer_q": LINEAR,
+    "indexer_k": LINEAR,
+    "indexer_k_norm": NORM,
+    "indexer_weights": LINEAR,
+    "linear_in": LINEAR,
+    "linear_norm": NORM,
+    "core": CORE,
+    "out": LINEAR,
+    "attn_post_norm": NORM,
+    "mlp_norm": NORM,
+    "router": LINEAR,
+    "shared_gate": LINEAR,
+    "gate_up": LINEAR,
+    "act": ACTIVATION,
+    "down": LINEAR,
+    "moe": MIXTURE,
+    "mlp_post_norm": NORM,
+    "final_norm": NORM,
+    "head": LINEAR,
 }
-
-
-@dataclass(frozen=True)
-class Module:
-    """A forward record of a module with its role."""
-
-    record: int
-    role: Role
-    call: int
+_EXPERT_UP = re.compile(r"(w13_weight|w13|weight1|gate_up_proj)(\.weight)?")
+_EXPERT_DOWN = re.compile(r"(w2_weight|w2|weight2|down_proj)(\.weight)?")
 
 
 @dataclass
 class RoleSide:
-    """``calls`` is the run in canonical form; ``origin`` has, by canonical record, the records of the dump that it came from."""
+    """``calls`` is the run in canonical form; ``origin`` has, by canonical record, the records of the dump that it came from.
+    ``unknown`` are module records that no rule knows, ``left_out`` the calls of the model without partner."""
 
     calls: Calls
-    modules: list[Module]
+    modules: Sequence[Module]
     origin: list[list[int]]
     original: Calls
     unknown: list[str] = field(default_factory=list)
+    left_out: int = 0
 
 
 @dataclass
-class _Row:
+class _Leaf:
     role: str
     path: str
     rows: list[int]  # of the dump: more than one are merged
 
 
-def modules_of(calls: Calls, rules: Rules | None = None) -> list[Module]:
-    """The roles of all forward records of modules, in execution order. Calls are numbered by role, as they come."""
+Place = tuple[str, int | None, str]  # tower, layer, part
+
+
+def canonical(
+    calls: Calls, modules: Sequence[Module], form: Form, numbering: Numbering, rules: Rules | None = None
+) -> RoleSide:
+    """The canonical form of a run."""
     rules = rules or standard_rules()
-    records = [i for i, op in enumerate(calls.ops) if op.kind == "module" and calls.phase[i] == FORWARD]
-    container = layer_container(calls.ops[i].path for i in records)
-    seen: dict[tuple[Role, str], int] = defaultdict(int)
-    found = []
-    for i in records:
-        role = rules.role(calls.ops[i].path, container)
-        key = (role, calls.ops[i].path)
-        found.append(Module(i, role, seen[key]))
-        seen[key] += 1
+    groups: dict[tuple[Place, int], dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for m in modules:
+        if m.call in numbering.calls:
+            place = (m.role.tower, m.role.layer, m.role.part)
+            groups[place, numbering.calls[m.call]][m.role.name].append(m.record)
+    experts = _experts(groups)
+    found: dict[str, tuple[list[_Leaf], list[int]]] = {}
+    for (place, call), by_role in groups.items():
+        if form.together and place[2].startswith(f"{EXPERTS}"):
+            continue
+        reader = _Reader(calls, rules, form, place, by_role, experts.get((place, call), {}))
+        where = "".join(f"{p}." for p in (place[0], "" if place[1] is None else f"layers.{place[1]}", place[2]) if p)
+        for role in ROLES:
+            kind, leaves, records = reader.read(role)
+            if leaves:
+                found[f"Module.{where}{role}.{kind}.{FORWARD}.{call}"] = leaves, records
+    names = sorted(found, key=lambda name: max(found[name][1]))
+    rows, origin = [found[n][0] for n in names], [found[n][1] for n in names]
+    count = len(names)
+    side = Calls(calls.dump, _table(names, rows, calls.values), [-1] * count, [""] * count, [FORWARD] * count)
+    unknown = [calls.values.names[m.record] for m in modules if not m.role.known]
+    return RoleSide(side, modules, origin, calls, unknown, numbering.left_out)
+
+
+Experts = dict[str, list[int]]  # role -> records of all experts
+
+
+def _experts(groups: dict[tuple[Place, int], dict[str, list[int]]]) -> dict[tuple[Place, int], Experts]:
+    """By place of a mixture of experts, the records that hold the weights of its experts."""
+    found: dict[tuple[Place, int], Experts] = {}
+    for ((tower, layer, part), call), by_role in groups.items():
+        if part == EXPERTS or part.startswith(f"{EXPERTS}."):
+            of = found.setdefault(((tower, layer, ""), call), defaultdict(list))
+            for role, records in by_role.items():
+                of[role] += records
     return found
 
 
-def canonical(calls: Calls, rules: Rules | None = None) -> RoleSide:
-    """The canonical form of a run."""
-    rules = rules or standard_rules()
-    modules = modules_of(calls, rules)
-    groups: dict[tuple[str, int | None, str, int], dict[str, int]] = defaultdict(dict)
-    for m in modules:
-        groups[m.role.tower, m.role.layer, m.role.part, m.call].setdefault(m.role.name, m.record)
-    names: list[str] = []
-    rows: list[list[_Row]] = []
-    origin: list[list[int]] = []
-    for (tower, layer, part, call), by_role in sorted(groups.items(), key=lambda item: _order(*item[0])):
-        reader = _Reader(calls.values, calls)
-        for role, (_, kind) in ORDER.items():
-            records = [by_role[role]] if role in by_role else _pieces(rules, role, by_role)
-            leaves = reader.leaves(role, records) if records else []
-            if leaves:
-                where = "".join(f"{p}." for p in (tower, "" if layer is None else f"layers.{layer}", part) if p)
-                names.append(f"Module.{where}{role}.{kind}.{FORWARD}.{call}")
-                rows.append(leaves)
-                origin.append(records)
-    position = sorted(range(len(names)), key=lambda n: (max(origin[n]), n))
-    names, rows, origin = ([part[n] for n in position] for part in (names, rows, origin))  # type: ignore[assignment]
-    table = _table(names, rows, calls.values)
-    count = len(names)
-    side = Calls(calls.dump, table, [-1] * count, [""] * count, [FORWARD] * count)
-    unknown = [calls.values.names[m.record] for m in modules if not m.role.known]
-    return RoleSide(side, modules, origin, calls, unknown)
-
-
-def _order(tower: str, layer: int | None, part: str, call: int) -> tuple[str, int, int, str]:
-    return tower, call, -1 if layer is None else layer, part
-
-
-def _pieces(rules: Rules, role: str, by_role: dict[str, int]) -> list[int]:
-    """The records of the parts that another framework has fused; none where one of them is missing."""
-    parts = rules.merged.get(role, [])
-    return [by_role[p] for p in parts] if parts and all(p in by_role for p in parts) else []
-
-
 class _Reader:
-    """Picks the leaves of a record that mean the same in every framework."""
+    """Picks the leaves of the records of one place that mean the same in every framework."""
 
-    def __init__(self, values: ValueTable, calls: Calls) -> None:
-        self.values, self.calls = values, calls
+    def __init__(
+        self, calls: Calls, rules: Rules, form: Form, place: Place, by_role: dict[str, list[int]], experts: Experts
+    ) -> None:
+        self.calls, self.values, self.rules = calls, calls.values, rules
+        self.form, self.place, self.by_role, self.experts = form, place, by_role, experts
 
-    def leaves(self, role: str, records: Sequence[int]) -> list[_Row]:
-        first = records[0]
-        kind = ORDER[role][1]
-        found: list[_Row] = []
+    def read(self, role: str) -> tuple[str, list[_Leaf], list[int]]:
+        """Class, leaves and records of a role; no leaves where it is not recorded."""
+        kind = ROLES[role]
+        if role == "moe":
+            return kind, *self._mixture()
+        parts = self._parts(role)
+        records = [r for part in parts for r in part]
+        if not records:
+            return kind, [], []
         if kind == NORM:
-            found += self._norm(first)
-        elif kind == CORE:
-            found += [_Row(INPUT, f"input_args.{n}", [r]) for n, r in enumerate(self._floats(first, INPUT)[:3])]
-            found += self._outputs(records)
-        elif kind == ACTIVATION:
-            given, out = self._floats(first, INPUT)[:1], self._floats(first, OUTPUT)[:1]
-            if (
-                given and out and self.values.numel[given[0]] == 2 * self.values.numel[out[0]]
-            ):  # of gate and up together
-                found += [_Row(INPUT, "input_args.0", given), _Row(OUTPUT, "output.0", out)]
-        else:
-            fused_norm = "layernorm" in self.calls.ops[first].api.lower()
-            given = self._all(first, INPUT)[:1] if kind == EMBEDDING else self._floats(first, INPUT)[:1]
-            if given and not fused_norm:
-                found.append(_Row(INPUT, "input_args.0", given))
-            found += self._outputs(records)
-        return found + self._parameters(records)
+            return (kind, [], []) if self._swallowed(role) else (kind, self._norm(records), records)
+        if kind == CORE:
+            return kind, [*self._core(records), *self._outputs(parts)], records
+        if kind == ACTIVATION:
+            return kind, self._activation(records), records
+        if kind == LINEAR and (*self.place, role) in self.form.fused:
+            leaves, norms = self._norm_and_linear(role, parts)
+            return NORM_LINEAR, leaves, records + norms
+        given = [row for r in parts[0] for row in (self._floats, self._all)[kind == EMBEDDING](r, INPUT)[:1]]
+        leaves = [_Leaf(INPUT, "input_args.0", given)] if given else []
+        return kind, leaves + self._linear_outputs(role, parts) + self._parameters(parts), records
 
-    def _norm(self, record: int) -> list[_Row]:
+    def _parts(self, role: str) -> list[list[int]]:
+        """Records of a role, or of the parts of it that another framework has fused; none where one of them is missing."""
+        whole = next((fused for fused, parts in self.rules.merged.items() if role in parts), "")
+        if whole and self._pieces(whole):
+            return []  # read as part of that
+        if role in self.by_role:
+            return [self.by_role[role]]
+        if role == "gate_up" and "gate" not in self.by_role and "up" in self.by_role:  # an MLP without gate
+            return [self.by_role["up"]]
+        return [self.by_role[part] for part in self._pieces(role)]
+
+    def _pieces(self, role: str) -> list[str]:
+        parts = self.rules.merged.get(role, [])
+        return parts if role not in self.by_role and all(p in self.by_role for p in parts) else []
+
+    def _swallowed(self, norm: str) -> bool:
+        return any(NORM_BEFORE[role] == norm for role in NORM_BEFORE if (*self.place, role) in self.form.fused)
+
+    def _norm(self, records: Sequence[int]) -> list[_Leaf]:
         """A norm that adds the residual first returns the sum as its second output: that is the input of the others."""
-        given, out = self._floats(record, INPUT), self._floats(record, OUTPUT)
-        added = len(out) > 1 and len(given) > 1
-        whole = out[1:2] if added else given[:1]
-        rows = [_Row(INPUT, "input_args.0", whole)] if whole else []
-        return rows + ([_Row(OUTPUT, "output.0", out[:1])] if out else [])
-
-    def _outputs(self, records: Sequence[int]) -> list[_Row]:
         out = [self._floats(record, OUTPUT)[:1] for record in records]
-        return [_Row(OUTPUT, "output.0", [r for part in out for r in part])] if all(out) else []
+        found = [_Leaf(INPUT, "input_args.0", self._residual(records))]
+        found += [_Leaf(OUTPUT, "output.0", [r for part in out for r in part])] if all(out) else []
+        return [leaf for leaf in found if leaf.rows] + self._parameters([records])
 
-    def _parameters(self, records: Sequence[int]) -> list[_Row]:
+    def _residual(self, records: Sequence[int]) -> list[int]:
+        whole: list[int] = []
+        for record in records:
+            given, out = self._floats(record, INPUT), self._floats(record, OUTPUT)
+            whole += out[1:2] if len(out) > 1 and len(given) > 1 else given[:1]
+        return whole
+
+    def _norm_and_linear(self, role: str, parts: Sequence[Sequence[int]]) -> tuple[list[_Leaf], list[int]]:
+        """What a fused norm and linear has, and the norms that were read for it."""
+        first = parts[0][0]
+        if has_norm_inside(self.calls, first):
+            norms: list[int] = []
+            given = [row for r in parts[0] for row in self._floats(r, INPUT)[:1]]
+            weight = self._named(first, "parameters.layer_norm_weight")
+        else:
+            norms = list(self.by_role.get(NORM_BEFORE[role], []))
+            given = self._residual(norms)
+            weight = self._named(norms[0], "parameters.weight") if norms else -1
+        leaves = [_Leaf(INPUT, "input_args.0", given)] if given else []
+        leaves += self._linear_outputs(role, parts) + self._parameters(parts)
+        return leaves + ([_Leaf(PARAMETER, "parameters.norm", [weight])] if weight >= 0 else []), norms
+
+    def _core(self, records: Sequence[int]) -> list[_Leaf]:
+        given = [self._floats(record, INPUT)[:3] for record in records]
+        if any(len(g) != 3 for g in given):  # MLA hands over latents, each framework others
+            return []
+        return [_Leaf(INPUT, f"input_args.{n}", [g[n] for g in given]) for n in range(3)]
+
+    def _activation(self, records: Sequence[int]) -> list[_Leaf]:
+        """Of gate and up together, that is: of the gate alone it is inside of the others."""
+        given = [row for r in records for row in self._floats(r, INPUT)[:1]]
+        out = [row for r in records for row in self._floats(r, OUTPUT)[:1]]
+        sizes = self.values.numel
+        if not given or len(given) != len(out) or sizes[given].sum() != 2 * sizes[out].sum():
+            return []
+        return [_Leaf(INPUT, "input_args.0", given), _Leaf(OUTPUT, "output.0", out)]
+
+    def _linear_outputs(self, role: str, parts: Sequence[Sequence[int]]) -> list[_Leaf]:
+        """Of routers that are no plain linear, some return logits and some scores of one kind or another: those of one class are
+        compared."""
+        found = self._outputs(parts)
+        api = self.calls.ops[parts[0][0]].api
+        if role == "router" and "linear" not in api.lower():
+            return [_Leaf(OUTPUT, f"output.{api}", leaf.rows) for leaf in found]
+        return found
+
+    def _outputs(self, parts: Sequence[Sequence[int]]) -> list[_Leaf]:
+        out = [self._floats(record, OUTPUT)[:1] for part in parts for record in part]
+        return [_Leaf(OUTPUT, "output.0", [r for rows in out for r in rows])] if all(out) else []
+
+    def _mixture(self) -> tuple[list[_Leaf], list[int]]:
+        """All experts as one: what the block of a layer gets and returns, and the weights of all experts, unless those are
+        compared one by one."""
+        block = self.by_role.get("mlp", [])
+        if "router" not in self.by_role or not block:
+            return [], []
+        given = [row for r in self.by_role["router"] for row in self._floats(r, INPUT)[:1]]
+        leaves = [_Leaf(INPUT, "input_args.0", given)] if given else []
+        leaves += self._outputs([block])
+        for path, roles, pattern in (
+            ("parameters.gate_up", ("gate_up", "gate", "up"), _EXPERT_UP),
+            ("parameters.down", ("down",), _EXPERT_DOWN),
+        ):
+            rows = [row for role in roles for r in self.experts.get(role, []) for row in self._weights(r)]
+            rows += [row for r in self.experts.get("experts", []) for row in self._weights(r, pattern)]
+            leaves += [_Leaf(PARAMETER, path, rows)] if rows and self.form.together else []
+        inside = [r for records in self.experts.values() for r in records]
+        return leaves, [*block, *self.by_role["router"], *inside]
+
+    def _weights(self, record: int, pattern: re.Pattern[str] = re.compile(r"weight[0-9]*")) -> list[int]:
+        v = self.values
+        return [
+            r
+            for r in v.rows(record)
+            if v.slots[v.slot[r]][0] == PARAMETER
+            and v.numel[r] > 0
+            and pattern.fullmatch(v.slots[v.slot[r]][1].removeprefix("parameters."))
+        ]
+
+    def _parameters(self, parts: Sequence[Sequence[int]]) -> list[_Leaf]:
         found = []
         for name in ("weight", "bias"):
-            rows = [self._named(record, f"parameters.{name}") for record in records]
-            if all(
-                r >= 0 and self.values.numel[r] > 0 for r in rows
-            ):  # engines may leave the storage of packed weights empty
-                found.append(_Row(PARAMETER, f"parameters.{name}", rows))
+            rows = [self._named(part[0], f"parameters.{name}") for part in parts]
+            if all(r >= 0 and self.values.numel[r] > 0 for r in rows):  # engines may empty those that they pack
+                found.append(_Leaf(PARAMETER, f"parameters.{name}", rows))
         return found
 
     def _named(self, record: int, path: str) -> int:
@@ -199,7 +299,7 @@ class _Reader:
         ]
 
 
-def _table(names: list[str], rows: Sequence[Sequence[_Row]], values: ValueTable) -> ValueTable:
+def _table(names: list[str], rows: Sequence[Sequence[_Leaf]], values: ValueTable) -> ValueTable:
     """A value table of one row a canonical leaf. Shapes are flat: frameworks order batch and sequence differently."""
     flat = [leaf for record in rows for leaf in record]
     slots: dict[tuple[str, str], int] = {}
@@ -230,16 +330,8 @@ def _table(names: list[str], rows: Sequence[Sequence[_Row]], values: ValueTable)
 
 
 def _merged(values: ValueTable, rows: Iterable[int]) -> tuple[list[float], list[int]]:
-    """Figures of several tensors as of one, and their status: absent where one part has none."""
-    rows = list(rows)
-    figures, status = values.figures[rows], values.status[rows]
-    size = values.numel[rows].astype(float)
-    with np.errstate(all="ignore"):
-        joined = [
-            figures[:, 0].max(),
-            figures[:, 1].min(),
-            (figures[:, 2] * size).sum() / max(size.sum(), 1),
-            np.sqrt((figures[:, 3] ** 2).sum()),
-        ]
-    given = (status == GIVEN).all(0)
-    return [float(f) for f in joined], [GIVEN if g else ABSENT for g in given]
+    """Figures of several tensors as of one, and their status: absent where one part that has elements has none."""
+    parts = list(rows)
+    parts = [row for row in parts if values.numel[row]] or parts
+    given = (values.status[parts] == GIVEN).all(0)
+    return together(values.figures[parts], values.numel[parts]), [GIVEN if g else ABSENT for g in given]

@@ -47,7 +47,9 @@ class Finding(msgspec.Struct, frozen=True):
     """Where the two sides part.
 
     ``role`` is that of the suspect, ``segment`` what lies between anchor and suspect on either side without a partner,
-    ``layers`` all layers that show the same, ``ratio`` the factor where one side is a multiple of the other.
+    ``layers`` all layers that show the same, ``ratio`` the factor where one side is a multiple of the other. ``blind`` are
+    transforms that figures do not show and that would look the same (``rotary``, ``heads``, ``gate_up``, ``qkv_rows``,
+    ``order``), ``competing`` says that it is about as sure as the first.
     """
 
     clazz: str
@@ -68,6 +70,8 @@ class Finding(msgspec.Struct, frozen=True):
     figures: list[Figures]
     anchor_figures: list[Figures]
     consequences: int
+    blind: list[str] = []
+    competing: bool = False
 
 
 class Pair(msgspec.Struct, frozen=True):

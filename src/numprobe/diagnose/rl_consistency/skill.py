@@ -52,7 +52,7 @@ def analyse(
     ranks = [_ranks(dump, options) for dump in dumps]
     stages.end()
     stages.begin("map")
-    one, other, merged = both_sides(*ranks)
+    one, other, merged = both_sides(ranks[0], ranks[1])
     for dump, side in zip(dumps, (one, other), strict=True):
         _need_modules(dump, side)
     records = pair_places(one, other)
@@ -100,7 +100,12 @@ def _coverage(view: View) -> float:
 
 
 def _result(
-    dumps: Sequence[Dump], view: View, premise: str, findings: list[data.Finding], coverage: float, merged: dict[str, int]
+    dumps: Sequence[Dump],
+    view: View,
+    premise: str,
+    findings: list[data.Finding],
+    coverage: float,
+    merged: dict[str, int],
 ) -> data.RlResult:
     counts = Counter(view.judged.verdict)
     verdict, reason = "no_difference", ""
