@@ -17,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from numprobe.align.leaves import LeafPairs
+from numprobe.compare.exact import digest_of, equal, tells_numbers
 from numprobe.formats.msprobe.values import GIVEN, ValueTable
 from numprobe.metrics.distance import Distance
-from numprobe.record.dtypes import float_format
+from numprobe.record.dtypes import FloatFormat, float_format
 from numprobe.record.nonfinite import kind_bits
 from numprobe.record.trace import PARAMETER
 
@@ -30,6 +31,7 @@ Flags = NDArray[np.bool_]
 NOTHING, PLAIN, INTEGER, FLOAT, DIGEST = range(5)
 ROUNDING = 0.4  # rms rounding error in units of u, over a binade of uniform mantissas
 STATISTIC_ROUNDING = {"fp64": 0.0, "fp32": 2.0**-22, "fp16": 2.0**-10, "bf16": 2.0**-7}
+OF_PARTS = {"complex32": "fp16", "complex64": "fp32", "complex128": "fp64"}
 NORM_OF_FP32 = 6e-11  # relative error of a norm that was summed in fp32 on a CPU, an element (measured with torch 2.13)
 
 REASONS = (
@@ -117,7 +119,8 @@ def measure(pairs: LeafPairs, target: ValueTable, golden: ValueTable, *, digests
     t, g = pairs.target[both], pairs.golden[both]
     tensor_t, tensor_g = _of_kind(target, "tensor")[t], _of_kind(golden, "tensor")[g]
     float_t, float_g = _of_kind(target, "float")[t], _of_kind(golden, "float")[g]
-    m.is_float[both] = float_t & float_g
+    floats = float_t & float_g & (_of_kind(target, "complex")[t] == _of_kind(golden, "complex")[g])
+    m.is_float[both] = floats
     m.reason[both[tensor_t != tensor_g]] = REASON["kind"]
     _plain(m, both[~tensor_t & ~tensor_g], pairs, target, golden)
     same_shape, exactly = _shapes_equal(target, golden, t, g)
@@ -129,8 +132,8 @@ def measure(pairs: LeafPairs, target: ValueTable, golden: ValueTable, *, digests
     _roundings(m, both[comparable], pairs, target, golden)
     given = (target.status[t][:, :2] == GIVEN).all(1) & (golden.status[g][:, :2] == GIVEN).all(1)
     figures = comparable & given
-    _exact(m, both[figures & ~(float_t & float_g)], pairs, target, golden)
-    _floats(m, both[figures & float_t & float_g], pairs, target, golden)
+    _exact(m, both[figures & ~floats], pairs, target, golden)
+    _floats(m, both[figures & floats], pairs, target, golden)
     if digests:
         _digests(m, both[comparable], pairs, target, golden)
     empty = comparable & (target.numel[t] == 0)
@@ -141,19 +144,26 @@ def measure(pairs: LeafPairs, target: ValueTable, golden: ValueTable, *, digests
 
 
 def _of_kind(values: ValueTable, what: str) -> Flags:
-    """By row of the value table: is it a tensor, a tensor of floating-point numbers?"""
+    """By row of the value table: is it a tensor, a tensor of floating-point numbers, of complex ones?"""
     if what == "float":
-        kinds = [float_format(dtype) is not None for _, dtype, _ in values.kinds]
+        kinds = [_format(short) is not None for _, _, short in values.kinds]
+    elif what == "complex":
+        kinds = [short in OF_PARTS for _, _, short in values.kinds]
     else:
         kinds = [bool(dtype) for _, dtype, _ in values.kinds]
     found = np.array(kinds, bool)[values.kind] if len(values) else np.zeros(0, bool)
     return found | (values.status[:, 0] != 0) if what == "tensor" else found
 
 
+def _format(dtype: str) -> FloatFormat | None:
+    """The format of a tensor's numbers, of complex ones that of their parts; None where they are no floats."""
+    return float_format(OF_PARTS.get(dtype, dtype))
+
+
 def _shapes_equal(
     target: ValueTable, golden: ValueTable, t: NDArray[np.int64], g: NDArray[np.int64]
 ) -> tuple[Flags, Flags]:
-    """Are the shapes the same but for dimensions of 1, and are they the same?"""
+    """Are the shapes the same but for dimensions of 1, and are they the same? An unknown one is like any other."""
     sides = []
     numbers: dict[object, int] = {}
     for values, rows in ((target, t), (golden, g)):
@@ -165,8 +175,9 @@ def _shapes_equal(
             ]
         )
         sides.append(by_shape[values.shape[rows]] if len(rows) else np.zeros((0, 2)))
-    equal = sides[0] == sides[1]
-    return equal[:, 0], equal[:, 1]
+    unknown = [np.array([s is None for s in v.shapes], bool)[v.shape[rows]] for v, rows in ((target, t), (golden, g))]
+    same = (sides[0] == sides[1]) | (unknown[0] | unknown[1])[:, None]
+    return same[:, 0], same[:, 1]
 
 
 def _other_kind_of_number(target: ValueTable, golden: ValueTable, t: NDArray[np.int64], g: NDArray[np.int64]) -> Flags:
@@ -183,42 +194,30 @@ def _other_kind_of_number(target: ValueTable, golden: ValueTable, t: NDArray[np.
 def _plain(m: Measures, rows: NDArray[np.int64], pairs: LeafPairs, target: ValueTable, golden: ValueTable) -> None:
     """Numbers, texts and objects: equal or not. Where a thing is, in which memory, and its dtype decide nothing."""
     m.by[rows] = PLAIN
-    numeric = {
-        i
-        for i, (kind, _, _) in enumerate(target.kinds)
-        if kind in ("int", "float", "bool", "str", "slice", "torch.Size")
-    }
-    for row in rows[[k in numeric for k in target.kind[pairs.target[rows]].tolist()]].tolist() if numeric else ():
-        a, b = target.scalars.get(int(pairs.target[row])), golden.scalars.get(int(pairs.golden[row]))
-        if a != b and not _close(a, b):
-            m.differs[row] = True
-
-
-def _close(a: object, b: object) -> bool:
-    if isinstance(a, str) and isinstance(b, str):
-        devices = ("cpu", "cuda", "npu", "mps", "xpu", "meta")
-        return a.split(":")[0] in devices and b.split(":")[0] in devices
-    if isinstance(a, (int, float)) and isinstance(b, (int, float)):
-        return a == b or (a != a and b != b) or abs(a - b) <= 1e-6 * max(abs(a), abs(b))
-    return False
+    told = [[tells_numbers(kind) for kind, _, _ in values.kinds] for values in (target, golden)]
+    for row, t, g in zip(rows.tolist(), pairs.target[rows].tolist(), pairs.golden[rows].tolist(), strict=True):
+        if told[0][target.kind[t]] and told[1][golden.kind[g]]:
+            m.differs[row] = not equal(target.scalars.get(t), golden.scalars.get(g))
 
 
 def _roundings(m: Measures, rows: NDArray[np.int64], pairs: LeafPairs, target: ValueTable, golden: ValueTable) -> None:
     square = np.zeros(len(rows))
     for values, side in ((target, pairs.target), (golden, pairs.golden)):
-        formats = [float_format(dtype) for _, dtype, _ in values.kinds]
+        formats = [_format(short) for _, _, short in values.kinds]
         u = np.array([2.0**-f.p if f else 0.0 for f in formats])
         coarse = u[values.kind[side[rows]]]
         square += (ROUNDING * coarse) ** 2
         m.bound[rows] += coarse
         m.stat[rows] = np.maximum(m.stat[rows], _statistic_rounding(values, side[rows]))
     m.rounding[rows] = np.sqrt(square)
-    m.numel[rows] = target.numel[pairs.target[rows]]
+    numel = target.numel[pairs.target[rows]]
+    m.numel[rows] = np.where(numel >= 0, numel, np.nan)  # no shape in the file
 
 
 def _statistic_rounding(values: ValueTable, rows: NDArray[np.int64]) -> Floats:
     """Relative rounding of Mean and Norm: of the format in which they were computed, else of the tensor's own."""
-    own = np.array([STATISTIC_ROUNDING.get(short, 2.0**-22) for _, _, short in values.kinds])[values.kind[rows]]
+    names = [OF_PARTS.get(short, short) for _, _, short in values.kinds]
+    own = np.array([STATISTIC_ROUNDING.get(name, 2.0**-22) for name in names])[values.kind[rows]]
     long_sums: Floats = np.maximum(own, np.where(own == 2.0**-22, NORM_OF_FP32 * values.numel[rows], 0.0))
     if not values.stat_dtypes:
         return long_sums
@@ -234,7 +233,9 @@ def _exact(m: Measures, rows: NDArray[np.int64], pairs: LeafPairs, target: Value
     a, b = target.figures[pairs.target[rows]], golden.figures[pairs.golden[rows]]
     both = (target.status[pairs.target[rows]] == GIVEN) & (golden.status[pairs.golden[rows]] == GIVEN)
     both[:, 2:] &= np.abs(b[:, 2:]) < 2.0**24  # means and norms of large sums are rounded
-    m.differs[rows] = (both & (np.abs(a - b) > 1e-6 * np.abs(b))).any(1) | (both[:, :2] & (a[:, :2] != b[:, :2])).any(1)
+    with np.errstate(all="ignore"):  # integers beyond every float
+        apart = both & (np.abs(a - b) > 1e-6 * np.abs(b))
+    m.differs[rows] = apart.any(1) | (both[:, :2] & (a[:, :2] != b[:, :2])).any(1)
     for row, i, j in zip(rows.tolist(), pairs.target[rows].tolist(), pairs.golden[rows].tolist(), strict=True):
         if i in target.exact and j in golden.exact and target.exact[i][:2] != golden.exact[j][:2]:
             m.differs[row] = True
@@ -250,7 +251,7 @@ def _floats(m: Measures, rows: NDArray[np.int64], pairs: LeafPairs, target: Valu
         m.nonfinite[rows[k]] = one != other
     with np.errstate(all="ignore"):
         norm = np.where(np.isfinite(b[:, 3]) & ~wild, np.abs(b[:, 3]), np.nan)
-        rms = np.where(n > 0, norm / np.sqrt(np.maximum(n, 1)), np.nan)
+        rms = np.where(n > 0, norm / np.sqrt(np.fmax(n, 1)), np.nan)
         largest = np.fmax(
             np.abs(np.where(np.isfinite(b[:, 0]), b[:, 0], np.nan)),
             np.abs(np.where(np.isfinite(b[:, 1]), b[:, 1], np.nan)),
@@ -261,12 +262,11 @@ def _floats(m: Measures, rows: NDArray[np.int64], pairs: LeafPairs, target: Valu
         extremes = np.where(np.isfinite(a[:, :2]) & np.isfinite(b[:, :2]), extremes, np.nan)
         extremes[(a[:, :2] == b[:, :2])] = 0.0
         m.d_extreme[rows] = np.fmax(extremes[:, 0], extremes[:, 1])
-        m.d_norm[rows] = np.where(a[:, 3] == b[:, 3], 0.0, np.abs(a[:, 3] - b[:, 3]) / norm)
-        m.d_mean[rows] = np.where(a[:, 2] == b[:, 2], 0.0, np.abs(a[:, 2] - b[:, 2]) / rms)
-        for name in ("d_norm", "d_mean"):
-            column = getattr(m, name)
-            column[rows[wild]] = np.nan
-        lever = np.sqrt(np.sqrt(np.maximum(n, 1)))  # n_eff^(1/2) with n_eff = sqrt(n)
+        for k, name, unit in ((3, "d_norm", norm), (2, "d_mean", rms)):
+            apart = np.where(a[:, k] == b[:, k], 0.0, np.abs(a[:, k] - b[:, k]) / unit)
+            overflowed = np.isinf(a[:, k]) != np.isinf(b[:, k])  # a sum of finite numbers, in the dtype of one side
+            getattr(m, name)[rows] = np.where(wild | overflowed, np.nan, apart)
+        lever = np.sqrt(np.sqrt(np.fmax(n, 1)))  # n_eff^(1/2) with n_eff = sqrt(n)
         beyond = np.maximum(m.d_norm[rows] - m.stat[rows], 0) * lever
         shift = np.maximum(m.d_mean[rows] - m.stat[rows], 0) * lever
         m.error[rows] = np.fmax(np.fmax(beyond, shift), m.d_extreme[rows])
@@ -275,17 +275,22 @@ def _floats(m: Measures, rows: NDArray[np.int64], pairs: LeafPairs, target: Valu
 
 
 def _digests(m: Measures, rows: NDArray[np.int64], pairs: LeafPairs, target: ValueTable, golden: ValueTable) -> None:
-    """Digests of tensors of one dtype: equal means equal in every bit, unequal that some bit is not."""
+    """Digests of tensors of one dtype: equal means equal in every bit, unequal that some bit is not.
+
+    Digests of different kinds tell nothing, and those that say equal where Max and Min do not are digests of something else.
+    """
     if not target.digests or not golden.digests:
         return
     for row, i, j in zip(rows.tolist(), pairs.target[rows].tolist(), pairs.golden[rows].tolist(), strict=True):
-        one, other = target.digests.get(i), golden.digests.get(j)
-        if one is None or other is None or target.kinds[target.kind[i]][2] != golden.kinds[golden.kind[j]][2]:
+        one, other = (digest_of(v.digests.get(k)) for v, k in ((target, i), (golden, j)))
+        if not one.kind or one.kind != other.kind or target.kinds[target.kind[i]][2] != golden.kinds[golden.kind[j]][2]:
+            continue
+        same = one == other
+        if same and (m.nonfinite[row] or (m.d_extreme[row] > 0 if m.by[row] == FLOAT else m.differs[row])):
             continue
         m.by[row], m.reason[row] = DIGEST, 0
-        m.differs[row] = one != other
-        if one == other:
-            m.nonfinite[row] = False
+        m.differs[row] = not same
+        if same:
             for column in (m.error, m.d_norm, m.d_mean, m.d_extreme, m.local):
                 column[row] = 0.0
 

@@ -1,0 +1,52 @@
+"""What is equal or not: numbers, texts and digests."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import NamedTuple
+
+from numprobe.record.nonfinite import number
+
+_PLACES = ("dtype", "device", "memory_format", "ProcessGroup")
+_DEVICES = ("cpu", "cuda", "npu", "mps", "xpu", "meta")
+_NO_DIGEST = ("", "none", "null", "n/a", "nan")
+_HEX = re.compile("[0-9a-f]+")
+
+
+def tells_numbers(kind: str) -> bool:
+    """Can an argument of this type decide a number? Places, dtypes and groups differ between runs that agree."""
+    return kind.rsplit(".", 1)[-1] not in _PLACES
+
+
+def equal(a: object, b: object) -> bool:
+    """Integers and texts exactly, floats to 1e-6, NaN to NaN; devices are all alike."""
+    if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
+        return all(x == y or _near(x, y) for x, y in zip(a, b, strict=True))
+    if isinstance(a, str) and isinstance(b, str):
+        return a == b or (a.split(":")[0] in _DEVICES and b.split(":")[0] in _DEVICES)
+    return a == b or _near(a, b)
+
+
+def _near(a: object, b: object) -> bool:
+    if not (isinstance(a, float) or isinstance(b, float)):
+        return False
+    x, y = number(a), number(b)  # integers beyond every float are infinite
+    return x is not None and y is not None and (math.isclose(x, y, rel_tol=1e-6) or (x != x and y != y))
+
+
+class Digest(NamedTuple):
+    """``kind`` is empty where there is no digest."""
+
+    kind: str
+    text: str
+
+
+def digest_of(text: str | None) -> Digest:
+    """CRC-32, 64-bit hash and MD5 are told apart by their lengths, XOR by its prefix."""
+    digest = (text or "").strip().lower()
+    if digest in _NO_DIGEST:
+        return Digest("", "")
+    if digest.startswith("0x"):
+        return Digest("xor", digest)
+    return Digest(f"hex {len(digest)}" if _HEX.fullmatch(digest) else "other", digest)
