@@ -42,6 +42,9 @@ def compare(
     cell_mapping: str = _mapping("-cm", "--cell-mapping", "modules"),
     api_mapping: str = _mapping("-am", "--api-mapping", "APIs"),
     layer_mapping: str = _mapping("-lm", "--layer-mapping", "children of modules, by class"),
+    config: Path = typer.Option(
+        None, "--config", help="Tensors that are multiplied with a matrix before they are compared.", metavar="YAML"
+    ),
     table: list[str] = typer.Option([], "--table", help="Also write the table as csv or xlsx.", metavar="KIND"),
     only_fail: bool = typer.Option(False, "--only-fail", help="Of the csv or xlsx: rows that do not pass."),
     filter: str = typer.Option("", "--filter", help="Of the csv or xlsx: rows whose name holds this.", metavar="TEXT"),
@@ -67,6 +70,7 @@ def compare(
     """
     from numprobe.align.mapping_files import read_mapping
     from numprobe.compare.command import Output, run_command
+    from numprobe.compare.processing import NO_PROCESSING, read_processing
     from numprobe.compare.run import CompareOptions
 
     common.one_of("--by", by, ("auto", "statistics", "tensor", "digest"))
@@ -82,6 +86,7 @@ def compare(
             common.ranges(step, "--step"),
             common.ranges(rank, "--rank"),
             mapping=read_mapping(data_mapping, cell_mapping, api_mapping, layer_mapping),
+            processing=read_processing(config) if config is not None else NO_PROCESSING,
             noise=noise,
             baseline=baseline,
             factor=factor,

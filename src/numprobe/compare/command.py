@@ -15,6 +15,7 @@ from numprobe.compare.page.html import render_html
 from numprobe.compare.page.markdown import render_markdown
 from numprobe.compare.page.rows import page_rows
 from numprobe.compare.page.screen import render_json_line, render_terminal
+from numprobe.compare.processing import NO_PROCESSING
 from numprobe.compare.run import STAGES, CompareOptions, Comparison, compare
 from numprobe.compare.spreadsheet import write_table
 from numprobe.compare.table import write_parquet
@@ -103,6 +104,7 @@ def _manifest_options(options: CompareOptions, output: Output, lang: str) -> dic
         "factor": options.factor,
         "by": options.by,
         "mapping": asdict(options.mapping) if options.mapping != NO_MAPPING else None,
+        "processing": asdict(options.processing) if options.processing != NO_PROCESSING else None,
         "tables": list(output.tables),
         "only_fail": output.only_fail,
         "filter": output.filter,
