@@ -97,7 +97,7 @@ def _finding(view: View, group: _Group, only: bool, coverage: float) -> data.Fin
         number(view.apart(f.row)),
         number(view.judged.expected[f.row]),
         ratio(view, f.row),
-        slot.rsplit(".", 1)[-1] if f.cause == "parameter" else "",
+        slot.rsplit(".", 1)[-1] if f.cause == "parameter" else "weight" if what.clazz == "parameter_difference" else "",
         _figures(view, f.pair),
         _figures(view, anchor) if anchor is not None else [],
         sum(one.consequences for one in group.all),
