@@ -144,7 +144,17 @@ def test_a_broken_premise_blames_nothing_and_shows_where_it_broke():
     assert "16 places differ. The first:" in text
     assert text.index("Why nothing is blamed") < text.index("layers.0.down") < text.index("What comes next")
     assert "Suspect" not in text
-    assert "Why nothing is blamed The two dumps are of different models" in shown(text_of("models"))
+    nothing = shown(text_of("nothing_paired"))
+    assert "Nothing was paired." in nothing
+    assert "there are no layers to show" in nothing
+
+
+@pytest.mark.parametrize("reason", view.REASONS)
+def test_every_broken_premise_has_its_explanation(reason):
+    said = view.why(msgspec.structs.replace(tokens(), reason=reason))
+    assert said.key == f"page.why.text.{reason}"
+    assert said.key in CATALOGUE.templates("en")
+    assert view.why(msgspec.structs.replace(tokens(), reason="new")).key == "page.why.text.premise_broken"
 
 
 def test_an_inconclusive_run_says_what_is_missing():

@@ -12,6 +12,7 @@ from numprobe.record.names import parse_name
 from numprobe.report import numbers
 
 FOUR = ("Max", "Min", "Mean", "Norm")
+REASONS = ("tokens", "count", "models")  # that have a text of their own
 MOST_SLOTS = 3  # of a record, on a terminal
 
 
@@ -74,10 +75,17 @@ def compared(result: RlResult) -> int:
     return sum(result.counts[v] for v in ("pass", "warning", "error"))
 
 
+def why(result: RlResult) -> Said:
+    """Why a run ends without a finding and without a verdict on the difference."""
+    if result.reason == "coverage":
+        return Said("page.why.text.coverage", {"coverage": result.coverage})
+    return Said(f"page.why.text.{result.reason if result.reason in REASONS else result.verdict}")
+
+
 def next_steps(result: RlResult) -> list[Said]:
     """What to do now."""
     if result.verdict == "premise_broken":
-        return [Said("next.tokens")]
+        return [Said("page.next.models" if result.reason == "models" else "next.tokens")]
     if result.verdict == "inconclusive":
         return [Said("next.coverage")]
     if not result.findings:
