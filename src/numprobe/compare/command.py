@@ -18,7 +18,7 @@ from numprobe.compare.page.screen import render_json_line, render_terminal
 from numprobe.compare.processing import NO_PROCESSING
 from numprobe.compare.run import STAGES, CompareOptions, Comparison, compare
 from numprobe.compare.spreadsheet import write_table
-from numprobe.compare.table import write_parquet
+from numprobe.compare.table import read_parquet, write_parquet
 from numprobe.execution.memory import without_collector
 from numprobe.execution.stages import Listener, ignore
 from numprobe.formats.dump import Dump, open_dump
@@ -67,7 +67,8 @@ def run_to_folder(
         NumprobeError: as :func:`~numprobe.compare.run.compare`, or ``out`` holds something else.
     """
     options, output = options or CompareOptions(), output or Output()
-    dumps = [open_dump(path, use_cache=options.use_cache) for path in (target, golden)]
+    paths = [target, golden, *(path for path in (options.noise, options.baseline) if path is not None)]
+    dumps = [open_dump(path, use_cache=options.use_cache) for path in paths]
     for dump in dumps:  # a wrong path fails before an output folder is made
         refuse_inside(dump, out)
     told = Told(listener)
@@ -82,7 +83,7 @@ def run_to_folder(
         comparison = compare(target, golden, options, parts=parts, listener=told)
         if options.compat is not None:
             if output.first_diff:
-                write_first_diff(comparison.result, options.compat, *dumps)
+                write_first_diff(comparison.result, options.compat, *dumps[:2])
             run.artifacts += written(options.compat)
         _write(run, comparison, output, lang)
     run.finish("done")
@@ -125,7 +126,7 @@ def _write_tables(run: RunFolder, parts: Sequence[Path], output: Output) -> None
     """The parts as one table, and copies of it for spreadsheets."""
     import polars as pl
 
-    frame = pl.concat([pl.read_parquet(part) for part in parts])
+    frame = pl.concat([read_parquet(part) for part in parts], how="diagonal")  # those of tensors have more columns
     with writing(run.path):
         write_parquet(frame, run.path / TABLE)
     run.artifacts.append(TABLE)

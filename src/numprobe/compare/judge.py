@@ -20,7 +20,7 @@ from numprobe.align.leaves import LeafPairs
 from numprobe.align.records import RecordPairs
 from numprobe.compare.expected import ERROR, NOTHING_ALLOWED, WARNING, Allowed, Expectation
 from numprobe.compare.inputs import shape_differs, trace_inputs
-from numprobe.compare.ledger import CLEAN, FAIL, FLIPPED, INCOMPARABLE, TAINTED, UNMATCHED, WARN, Finding, Ledger
+from numprobe.compare.ledger import CLEAN, FAIL, FLIPPED, INCOMPARABLE, PASS, TAINTED, UNMATCHED, WARN, Finding, Ledger
 from numprobe.compare.measure import DIGEST, FLOAT, INTEGER, NOTHING, PLAIN, REASON, Measures
 from numprobe.metrics.gains import Family, family
 from numprobe.record.names import BACKWARD, PARAMETERS_GRAD
@@ -55,6 +55,9 @@ def judge(
     for what, rows in (("dtype", measures.other_dtype), ("squeezed", measures.squeezed)):
         for row in np.flatnonzero(rows).tolist():
             book.status[row] = book.status[row] or what
+    for row in measures.problems:  # figures that agree do not make up for a tensor that cannot be read
+        if book.verdict[row] == PASS:
+            book.verdict[row], book.reason[row] = INCOMPARABLE, REASON["file"]
     measures.reason[:] = book.reason
     return Judgement(book.verdict, book.status, book.rho, book.expected, book.cause, book.findings)
 
@@ -133,7 +136,7 @@ def _inner(book: Ledger, pair: int) -> list[int]:
     rows: list[int] = []
     for child in book.target.children[book.records.target[pair]]:
         inner = book.pair_of.get(child, -1)
-        if inner >= 0 and book.records.golden[inner] >= 0:
+        if 0 <= inner < pair and book.records.golden[inner] >= 0:  # judged by now
             rows += [r for r in book.rows(inner) if book.role[r] == OUTPUT]
     return rows
 

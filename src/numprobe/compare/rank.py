@@ -188,7 +188,7 @@ def summarize(compared: Compared) -> RankOutcome:
         _status(compared),
         records=len(compared.records),
         leaves=len(compared.leaves),
-        compared=int((by != NOTHING).sum()),
+        compared=int(((by != NOTHING) & (measures.reason == 0)).sum()),
         counts={v: counts.get(v, 0) for v in data.VERDICTS},
         mode=modes[0] if len(modes) == 1 or tensors else "mixed" if modes else "structure",
         detection_limit=_detection_limit(compared) if "statistics" in modes and not tensors else None,

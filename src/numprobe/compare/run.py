@@ -25,6 +25,7 @@ from numprobe.formats.dump import Dump, open_dump
 from numprobe.formats.layout import RankFolder, StepFolder, choose_steps, link_error
 from numprobe.record.errors import NumprobeError
 from numprobe.report.run_folder import writing
+from numprobe.report.terminal import encodable
 
 STAGES = ("open", "compare", "conclude")
 ENOUGH = 0.5  # of what both sides recorded has to be compared for a verdict of pass
@@ -141,7 +142,7 @@ def _inputs(task: RankTask) -> list[tuple[str, int, int]]:
     for folder in (*members, task.noise, task.baseline):
         if folder is not None:
             state = folder.dump.stat()
-            found.append((str(folder.dump), state.st_size, state.st_mtime_ns))
+            found.append((encodable(str(folder.dump)), state.st_size, state.st_mtime_ns))
     return found
 
 

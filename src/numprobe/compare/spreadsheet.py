@@ -32,7 +32,8 @@ def write_table(frame: pl.DataFrame, path: Path) -> None:
         part.unlink(missing_ok=True)
         try:
             if path.suffix == ".csv":
-                _as_plain_text(frame).write_csv(part)
+                with part.open("wb") as file:  # polars takes no paths of other bytes than UTF-8
+                    _as_plain_text(frame).write_csv(file)
             else:
                 write_xlsx(part, _sheets(frame), lambda book, sheet, rows: _dress(book, sheet, rows, frame))
             part.replace(path)

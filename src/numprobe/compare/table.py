@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +27,7 @@ def table_of(compared: Compared) -> pl.DataFrame:
     import polars as pl
 
     leaves, records, m, j = compared.leaves, compared.records, compared.measures, compared.judgement
-    t_op, g_op = np.array(records.target)[leaves.pair], np.array(records.golden)[leaves.pair]
+    t_op, g_op = (np.array(side, np.int64)[leaves.pair] for side in (records.target, records.golden))
     n = len(leaves)
     task = compared.task
     t, g = compared.target.values, compared.golden.values
@@ -58,6 +60,8 @@ def table_of(compared: Compared) -> pl.DataFrame:
     }
     if m.details:
         columns.update({name: _floats(values) for name, values in tensor_columns(m)})
+    if m.problems:
+        columns["problem"] = pl.Series([m.problems.get(row) for row in range(n)], dtype=pl.String)
     for side, values, rows in (("target", t, leaves.target), ("golden", g, leaves.golden)):
         columns[f"{side}_dtype"] = _texts([short or kind for kind, _, short in values.kinds], _take(values.kind, rows))
         columns[f"{side}_shape"] = _texts([_shape(s) for s in values.shapes], _take(values.shape, rows))
@@ -77,8 +81,22 @@ def _op_of(compared: Compared, pair: int) -> str:
 def write_parquet(frame: pl.DataFrame, path: Path) -> None:
     """One file, whole or not at all; the same rows give the same bytes."""
     part = path.with_name(f".{path.name}.part")
-    frame.write_parquet(part, compression="zstd", statistics=True)
-    part.replace(path)
+    content = io.BytesIO()  # polars has errors of its own for a full disk, and no paths of other bytes than UTF-8
+    frame.write_parquet(content, compression="zstd", statistics=True)
+    try:
+        part.write_bytes(content.getbuffer())
+        part.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise
+
+
+def read_parquet(path: Path) -> pl.DataFrame:
+    """The table that :func:`write_parquet` wrote."""
+    import polars as pl
+
+    return pl.read_parquet(path.read_bytes())
 
 
 def _take(values: NDArray[np.generic], rows: NDArray[np.int64], absent: float = -1) -> NDArray[np.generic]:

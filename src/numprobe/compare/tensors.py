@@ -10,7 +10,8 @@ import numpy as np
 
 from numprobe.align.calls import Calls, Tensors
 from numprobe.align.leaves import LeafPairs
-from numprobe.compare.measure import DIGEST, FLOAT, INTEGER, REASON, REASONS, Measures
+from numprobe.compare.measure import DIGEST, FLOAT, INTEGER, NOTHING, REASON, REASONS, Measures
+from numprobe.formats.tensors import TensorFile
 from numprobe.metrics.distance import Distance, distance, shapes
 from numprobe.record.errors import NumprobeError
 
@@ -21,15 +22,15 @@ LOOKED_AT = ("", "no_figures", "nonfinite", "padding")  # what only figures cann
 def measure_tensors(measures: Measures, leaves: LeafPairs, target: Calls, golden: Calls, *, threads: int) -> None:
     """Replace estimates by what the tensors say, wherever both sides have a file. Equal digests need no look.
 
-    A file that is named and cannot be read makes its row incomparable, with the reason.
+    Where a file that is named cannot be read the figures decide, if there are any; :attr:`Measures.problems` has the reason.
     """
     files_t, files_g = target.values.files, golden.values.files
     if not files_t or not files_g:
         return
     rows = [
-        (row, files_t.get(t, ""), files_g.get(g, ""))
+        (row, files_t[t], files_g[g])
         for row, (t, g) in enumerate(zip(leaves.target.tolist(), leaves.golden.tolist(), strict=True))
-        if (t in files_t or g in files_g) and t >= 0 and g >= 0 and REASONS[measures.reason[row]] in LOOKED_AT
+        if t in files_t and g in files_g and REASONS[measures.reason[row]] in LOOKED_AT
     ]
     folders = [calls.tensors for calls in (target, golden)]
     with ThreadPoolExecutor(threads) as pool:
@@ -38,25 +39,29 @@ def measure_tensors(measures: Measures, leaves: LeafPairs, target: Calls, golden
             for (row, _, _), found in zip(part, pool.map(lambda r: _look(r, folders, measures), part), strict=True):
                 if isinstance(found, Distance):
                     _take(measures, row, found)
+                elif found == "shape":
+                    measures.reason[row] = REASON["shape"]
                 elif found is not None:
-                    measures.reason[row] = REASON["shape" if found == "shape" else "file"]
                     measures.problems[row] = found
+                    if measures.by[row] == NOTHING:
+                        measures.reason[row] = REASON["file"]
 
 
 def _look(row: tuple[int, str, str], folders: list[Tensors], measures: Measures) -> Distance | str | None:
     """The distance of one pair; a text says why there is none; None where nothing is to be measured."""
-    number, one, other = row
+    number, *names = row
     if measures.by[number] == DIGEST and not measures.differs[number]:
         return None
-    if not one or not other:
-        return "no tensor was saved on one side"
+    tensors: list[TensorFile] = []
     try:
-        tensors = [folder.open(name) for folder, name in zip(folders, (one, other), strict=True)]
+        for folder, name in zip(folders, names, strict=True):
+            tensors.append(folder.open(name))
         if shapes(tensors[0], tensors[1]) == "different":
             return "shape"
         return distance(tensors[0], tensors[1], threads=1)
     except NumprobeError as error:
-        return str(error)
+        side = ("target: ", "golden run: ", "")[len(tensors)]  # the last: it was opened, and then changed
+        return f"{side}{error}"
 
 
 def _take(m: Measures, row: int, d: Distance) -> None:

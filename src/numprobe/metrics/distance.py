@@ -125,7 +125,7 @@ def distance(
     sums = _pass(target, golden, how, threads)
     largest = max(abs(v) for side in (sums.target, sums.golden) for v in (side.max, side.min))
     if math.isfinite(largest) and (largest > _LARGE or 0 < largest < _SMALL):
-        how = replace(how, scale=2.0 ** -math.frexp(largest)[1])
+        how = replace(how, scale=2.0 ** min(-math.frexp(largest)[1], 1000))  # of denormals it would be infinite
         scaled = _pass(target, golden, how, threads)
         scaled.differing, scaled.max_integer = sums.differing, sums.max_integer  # small ones have vanished
         sums = scaled

@@ -39,7 +39,7 @@ def page_rows(table: Path, most: int = MOST_ROWS) -> list[Row]:
     order = ["step", "place", "rank"]
     return [
         Row(*values)
-        for values in pl.scan_parquet(table)
+        for values in pl.scan_parquet(table.read_bytes())
         .select(*Row._fields, place)
         .filter(pl.col("verdict") != "pass")
         .sort(~pl.col("status").is_in(OWN), *order, maintain_order=True)

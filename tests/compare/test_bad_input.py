@@ -1,0 +1,366 @@
+"""Bad input: a row with a reason or one clear error; never a traceback, and no pass where something could not be compared."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from cli.shell import command, numprobe, process, tree
+from numprobe.compare.command import run_to_folder
+from numprobe.compare.result import CompareResult
+from numprobe.compare.run import CompareOptions
+
+from .written import Entry, call, compared, save, tensor, write
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.standard_normal((4, 8)).astype(np.float32)
+Y = RANDOM.standard_normal((4, 8)).astype(np.float32)
+NAN = float("nan")
+INF = float("inf")
+NAME = "Torch.f.0.forward"
+
+
+def value(kind: str, what: object) -> dict[str, object]:
+    """An argument that is no tensor."""
+    return {"type": kind, "value": what}
+
+
+def outputs(folder: Path, target: object, golden: object) -> CompareResult:
+    """One call with the same input on both sides and these outputs."""
+    sides = [write(folder / n, {NAME: call([tensor(X)], [v])}) for n, v in (("t", target), ("g", golden))]
+    return compared(*sides)
+
+
+def arguments(folder: Path, target: object, golden: object) -> CompareResult:
+    """One call with the same tensors on both sides and these further arguments."""
+    sides = [write(folder / n, {NAME: call([tensor(X), v], [tensor(Y)])}) for n, v in (("t", target), ("g", golden))]
+    return compared(*sides)
+
+
+def saved(folder: Path, values: np.ndarray, figures: bool = True, dtype: str = "torch.float32") -> Path:
+    """A dump of task tensor: one call, its input and output beside."""
+    step = folder / "step0"
+    leaves = [
+        tensor(v, d, data_name=save(step, f"{NAME}.{k}", v))
+        for k, v, d in (("input.0", X, "torch.float32"), ("output.0", values, dtype))
+    ]
+    if not figures:
+        leaves = [{**leaf, "Max": None, "Min": None, "Mean": None, "Norm": None} for leaf in leaves]
+    body = {"task": "tensor", "level": "L1", "framework": "pytorch", "data": {NAME: call(leaves[:1], leaves[1:])}}
+    (step / "rank0" / "dump.json").write_text(json.dumps(body))
+    return step
+
+
+def ranks(folder: Path, *steps: Path) -> Path:
+    """One step whose ranks are those of these dumps."""
+    for number, step in enumerate(steps):
+        shutil.copytree(step / "rank0", folder / "step0" / f"rank{number}")
+    return folder / "step0"
+
+
+# --- values that are no tensors ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("target", "golden"),
+    [
+        (value("int", 1_000_000), value("int", 1_000_001)),
+        (value("int", 10**400), value("int", 10**400 + 1)),
+        (value("int", 10**400), value("float", 1.0)),
+        (value("float", INF), value("float", -INF)),
+        (value("float", INF), value("float", 1.0)),
+        (value("float", NAN), value("float", 1.0)),
+        (value("float", 1e-9), value("float", 0.0)),
+        (value("slice", [0, 3, None]), value("slice", [0, 4, None])),
+        (value("complex", "(1+2j)"), value("complex", "(1+3j)")),
+        (value("float64", 1.0), value("float64", 2.0)),
+        (value("torch.distributed.ReduceOp", "RedOpType.SUM"), value("torch.distributed.ReduceOp", "RedOpType.AVG")),
+        (value("ellipsis", "..."), value("int", 1)),
+        (None, value("int", 1)),
+        (value("int", 1), None),
+    ],
+)
+def test_an_argument_that_differs_is_a_warning(tmp_path: Path, target: object, golden: object) -> None:
+    assert arguments(tmp_path, target, golden).counts["warning"] == 1
+
+
+@pytest.mark.parametrize(
+    ("target", "golden"),
+    [
+        (value("int", 10**400), value("int", 10**400)),
+        (value("float", NAN), value("float", NAN)),
+        (value("float", INF), value("float", INF)),
+        (value("float", 0.1), value("float", 0.1 * (1 + 1e-9))),
+        (value("int", 1), value("float", 1.0)),
+        (value("slice", [0.5, NAN]), value("slice", [0.5, NAN])),
+        (value("str", "cuda:0"), value("str", "cpu")),
+        (value("torch.dtype", "torch.float16"), value("torch.dtype", "torch.float32")),
+        (value("mindspore.dtype", "Float16"), value("mindspore.dtype", "Float32")),
+        (None, None),
+    ],
+)
+def test_arguments_that_agree(tmp_path: Path, target: object, golden: object) -> None:
+    assert arguments(tmp_path, target, golden).counts["pass"] == 3
+
+
+# --- figures -----------------------------------------------------------------------------------------------------------
+
+
+def test_complex_numbers_are_rounded_as_their_parts_are(tmp_path: Path) -> None:
+    wide = Y.astype(np.float64) + 1j * X
+    kind = "torch.complex64"
+    assert outputs(tmp_path / "a", tensor(wide * (1 + 1e-7), kind), tensor(wide, kind)).verdict == "pass"
+    assert outputs(tmp_path / "b", tensor(wide * 1.01, kind), tensor(wide, kind)).verdict == "fail"
+    same_nan = outputs(tmp_path / "c", tensor(wide * NAN, kind), tensor(wide * NAN, kind))
+    assert same_nan.counts["incomparable"] == 1
+
+
+@pytest.mark.parametrize("shape", [None, [-4, 8], "4x8", [[4], 8]])
+def test_a_shape_that_is_none_is_unknown(tmp_path: Path, shape: object) -> None:
+    leaf = {**tensor(Y), "shape": shape}
+    assert outputs(tmp_path / "a", leaf, leaf).verdict == "pass"
+    assert outputs(tmp_path / "b", leaf, tensor(Y)).verdict == "pass"
+    assert outputs(tmp_path / "c", leaf, tensor(2 * Y)).verdict == "fail"
+
+
+def test_a_shape_of_more_elements_than_any_tensor_has(tmp_path: Path) -> None:
+    leaf = {**tensor(Y), "shape": [10**30, 8]}
+    assert outputs(tmp_path / "a", leaf, leaf).verdict == "pass"
+    assert outputs(tmp_path / "b", leaf, tensor(Y)).findings[0].reason == "shape"
+
+
+@pytest.mark.parametrize("figure", ["Mean", "Norm"])
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_sum_that_overflowed_on_one_side_is_unknown(tmp_path: Path, figure: str, side: int) -> None:
+    """A collector that adds up in fp16 gives an infinite norm of numbers that are all finite."""
+    leaves = [tensor(Y), tensor(Y)]
+    leaves[side][figure] = INF
+    assert outputs(tmp_path / "a", *leaves).verdict == "pass"
+    leaves = [tensor(2 * Y), tensor(Y)]
+    leaves[side][figure] = INF
+    assert outputs(tmp_path / "b", *leaves).verdict == "fail"
+
+
+def test_the_same_nan_on_both_sides_is_not_compared(tmp_path: Path) -> None:
+    result = outputs(tmp_path, tensor(np.full((4, 8), NAN)), tensor(np.full((4, 8), NAN)))
+    assert result.counts["incomparable"] == 1
+    assert result.coverage == 0.5
+
+
+# --- digests -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("digest", ["", "None", "N/A", "0a1b2c3d"])
+def test_a_digest_that_contradicts_the_figures_is_none(tmp_path: Path, digest: str) -> None:
+    assert outputs(tmp_path, tensor(2 * Y, md5=digest), tensor(Y, md5=digest)).verdict == "fail"
+
+
+@pytest.mark.parametrize(
+    ("target", "golden"),
+    [("0a1b2c3d", "0a1b2c3d0a1b2c3d"), ("0x0000000000000001", "0a1b2c3d"), ("0A1B2C3D", "0a1b2c3d")],
+)
+def test_digests_of_two_kinds_tell_nothing(tmp_path: Path, target: str, golden: str) -> None:
+    assert outputs(tmp_path, tensor(Y, md5=target), tensor(Y, md5=golden)).verdict == "pass"
+    bare = {k: v for k, v in tensor(Y).items() if k not in ("Max", "Min", "Mean", "Norm")}
+    counts = outputs(tmp_path / "bare", {**bare, "md5": target}, {**bare, "md5": golden}).counts
+    assert counts["error"] == 0
+    assert counts["incomparable"] == (target.lower() != golden.lower())
+
+
+# --- files of tensors --------------------------------------------------------------------------------------------------
+
+
+class Code:
+    """What an object array with code in it would do."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, ("executed",)
+
+
+def huge(file: Path) -> None:
+    head = b"{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000, 8), }".ljust(117) + b"\n"
+    file.write_bytes(b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head)
+
+
+def outside(file: Path) -> None:
+    elsewhere = file.parents[3] / "elsewhere.npy"
+    file.rename(elsewhere)
+    file.symlink_to(elsewhere)
+
+
+def again(file: Path, make: Callable[[Path], object]) -> None:
+    file.unlink()
+    make(file)
+
+
+DAMAGE: Mapping[str, Callable[[Path], object]] = {
+    "missing": Path.unlink,
+    "cut": lambda f: f.write_bytes(f.read_bytes()[:-7]),
+    "empty": lambda f: f.write_bytes(b""),
+    "noise": lambda f: f.write_bytes(np.random.default_rng(1).bytes(500)),
+    "folder": lambda f: again(f, Path.mkdir),
+    "pipe": lambda f: again(f, os.mkfifo),
+    "ring": lambda f: again(f, lambda p: p.symlink_to(p)),
+    "outside": outside,
+    "huge": huge,
+    "code": lambda f: np.save(f, np.array([Code()], dtype=object), allow_pickle=True),
+}
+OUTPUT = Path("rank0", "dump_tensor_data", f"{NAME}.output.0.npy")
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_tensor_that_cannot_be_read(tmp_path: Path, damage: str) -> None:
+    """Figures that differ still show a difference; figures that agree do not make up for the tensor."""
+    for name, factor, figures, verdict in (
+        ("agree", 1, True, "incomparable"),
+        ("differ", 2, True, "error"),
+        ("unknown", 1, False, "incomparable"),
+    ):
+        target, golden = (saved(tmp_path / name / n, v, figures) for n, v in (("t", factor * Y), ("g", Y)))
+        DAMAGE[damage](target / OUTPUT)
+        run_to_folder(target, golden, CompareOptions(use_cache=False), tmp_path / name / "out")
+        table = pl.read_parquet(tmp_path / name / "out" / "compare.parquet")
+        row = table.filter(pl.col("role") == "output").row(0, named=True)
+        assert row["verdict"] == verdict
+        assert row["problem"].startswith("target: E-FMT-")
+        assert row["reason"] == ("file" if verdict == "incomparable" else None)
+        assert compared(target, golden).coverage == (1.0 if verdict == "error" else 0.5)
+    assert not Path("executed").exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["../../../../g/step0/" + OUTPUT.as_posix(), "/etc/passwd", "a\0b", "", ".", "x" * 5000, "-1"]
+)
+def test_a_name_that_leads_nowhere_or_out_of_the_folder(tmp_path: Path, name: str) -> None:
+    target, golden = (saved(tmp_path / n, Y) for n in ("t", "g"))
+    file = target / "rank0" / "dump.json"
+    content = json.loads(file.read_text())
+    content["data"][NAME]["output"][0]["data_name"] = name
+    file.write_text(json.dumps(content))
+    result = compared(target, golden)
+    assert (result.counts["pass"], result.counts["incomparable"]) == (1, 1)
+
+
+def test_without_any_tensor_nothing_was_compared(tmp_path: Path) -> None:
+    target, golden = (saved(tmp_path / n, Y) for n in ("t", "g"))
+    shutil.rmtree(target / "rank0" / "dump_tensor_data")
+    result = compared(target, golden)
+    assert (result.verdict, result.premise) == ("inconclusive", "nothing_compared")
+
+
+def test_a_tensor_that_was_not_asked_for_is_compared_by_its_figures(tmp_path: Path) -> None:
+    """The list of one side saves fewer tensors than the other does."""
+    target, golden = (saved(tmp_path / n, Y) for n in ("t", "g"))
+    file = target / "rank0" / "dump.json"
+    content = json.loads(file.read_text())
+    del content["data"][NAME]["output"][0]["data_name"]
+    file.write_text(json.dumps(content))
+    assert compared(target, golden).counts["pass"] == 2
+
+
+def test_denormals_of_fp64(tmp_path: Path) -> None:
+    small = np.full(20, 1e-320)
+    sides = [saved(tmp_path / n, f * small, dtype="torch.float64") for n, f in (("t", 2), ("g", 1))]
+    assert compared(*sides).verdict == "fail"
+    assert compared(sides[0], sides[0]).verdict == "pass"
+
+
+# --- parents -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_ring_of_parents_explains_no_difference(tmp_path: Path) -> None:
+    """What is inside a module explains its output only if it ran before it ended."""
+    names = [f"Torch.f{i}.0.forward" for i in range(8)]
+    ring = {name: names[(3 * i + 1) % 8] for i, name in enumerate(names)}
+    sides = [
+        write(tmp_path / n, {name: call([tensor(i * X)], [tensor(f * i * Y)]) for i, name in enumerate(names, 1)}, ring)
+        for n, f in (("t", 2), ("g", 1))
+    ]
+    assert compared(*sides).counts["error"] == 8
+
+
+# --- ranks of different kinds ------------------------------------------------------------------------------------------
+
+
+def records(*factors: float) -> dict[str, Entry]:
+    return {f"Torch.f{i}.0.forward": call([tensor(X)], [tensor(f * Y)]) for i, f in enumerate(factors)}
+
+
+def test_ranks_with_tensors_with_figures_and_with_nothing(tmp_path: Path) -> None:
+    sides = []
+    for name in ("t", "g"):
+        figures, nothing = (write(tmp_path / name / n, r) for n, r in (("figures", records(1, 2)), ("nothing", {})))
+        sides.append(ranks(tmp_path / name, nothing, figures, saved(tmp_path / name / "tensors", Y)))
+    ran = numprobe(
+        tmp_path, "compare", *sides, "-o", "out", "--table", "csv", "--table", "xlsx", "--json", "--no-cache"
+    )
+    assert ran.code == 0
+    assert ran.json["counts"]["pass"] == 6
+    assert pl.read_parquet(tmp_path / "out" / "compare.parquet").height == 6
+
+
+# --- folders and names -------------------------------------------------------------------------------------------------
+
+
+def test_names_of_folders_that_are_no_utf8(tmp_path: Path) -> None:
+    named = Path(os.fsdecode(os.fsencode(tmp_path) + b"/d\xff\xfe"))
+    target, golden = write(named / "t", records(1)), write(tmp_path / "g", records(2))
+    ran = numprobe(
+        tmp_path, "compare", target, golden, "-o", named / "out", "--table", "csv", "--table", "xlsx", "--json"
+    )
+    assert ran.code == 1
+    assert ran.json["first"]["op"] == "Torch.f0.0.forward"
+    assert sorted(p.suffix for p in (named / "out").glob("compare.*")) == [".csv", ".parquet", ".xlsx"]
+
+
+@pytest.mark.parametrize("option", ["--noise", "--baseline"])
+def test_nothing_is_written_into_the_further_dumps(tmp_path: Path, option: str) -> None:
+    target, golden, other = (write(tmp_path / n, records(1)) for n in ("t", "g", "o"))
+    before = tree(tmp_path)
+    ran = numprobe(tmp_path, "compare", target, golden, option, other, "-o", other / "rank0" / "out", "--no-cache")
+    assert ran.code == 2
+    assert "E-OUT-003" in ran.err
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("size", [500, 3000, 8000])
+def test_a_full_disk(tmp_path: Path, size: int) -> None:
+    """One error, and no half-written file stays behind."""
+    import subprocess
+
+    target, golden = (write(tmp_path / n, records(*range(300))) for n in ("t", "g"))
+
+    def limit() -> None:
+        import signal
+
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+    ran = subprocess.run(
+        command("compare", target, golden, "-o", tmp_path / "out", "--no-cache", "--jobs", "1"),
+        preexec_fn=limit,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=120,
+    )
+    assert ran.returncode == 2
+    assert "E-OUT-002" in ran.stderr
+    assert not list((tmp_path / "out").rglob(".*"))
+
+
+def test_the_dumps_stay_as_they_are(tmp_path: Path) -> None:
+    target, golden = (saved(tmp_path / n, v) for n, v in (("t", 2 * Y), ("g", Y)))
+    before = tree(tmp_path)
+    (tmp_path / "cwd").mkdir()
+    assert process(tmp_path / "cwd", "compare", target, golden, "--compat", "msprobe", "--quiet").code == 1
+    assert {k: v for k, v in tree(tmp_path).items() if k.startswith(("t", "g"))} == {
+        k: v for k, v in before.items() if k.startswith(("t", "g"))
+    }
