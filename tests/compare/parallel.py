@@ -66,6 +66,7 @@ CASES = {
     **{f"tp2_{fault}": Case(tp=2, fault=fault) for fault in ("fc1", "fc2", "nan", "element", "norm", "partial", "gain")},
     "sp2_fc2": Case(tp=2, sequence=True, fault="fc2"),
     "sp2_element": Case(tp=2, sequence=True, fault="element"),
+    "sp2_partial": Case(tp=2, sequence=True, fault="partial"),
     "pp2_fc1": Case(layers=4, pp=2, fault="fc1"),
     "tp2pp2_fc1": Case(layers=4, tp=2, pp=2, fault="fc1", where=3),
     "dp2_fc1": Case(dp=2, fault="fc1"),
@@ -172,7 +173,7 @@ class Fault(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = UNSEEN.mul(x, 1.0)
         flat = UNSEEN.view(y.data, -1)
-        if self.kind in ("nan", "partial"):
+        if self.kind == "nan":
             UNSEEN.__setitem__(flat, len(flat) // 3, float("nan"))
         elif self.kind == "element":
             UNSEEN.__setitem__(flat, len(flat) // 3, 4 * float(UNSEEN.max(UNSEEN.abs(flat))))
@@ -199,7 +200,7 @@ class RowParallelLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = torch.matmul(x, self.weight.t())
-        if self.fault:
+        if self.fault == "partial":
             UNSEEN.__setitem__(UNSEEN.view(y.data, -1), 5, float("nan"))
         return self.group.sum_scatter(y) if self.sequence else self.group.sum(y)
 
@@ -275,8 +276,8 @@ class MLP(nn.Module):
         gate, up = (group.part(drawn(f"{name}.{n}", INNER, HIDDEN)) for n in ("gate", "up"))
         down = drawn(f"{name}.down", HIDDEN, INNER)
         self.linear_fc1 = ColumnParallelLinear(torch.cat([gate, up]), group, case.sequence)
-        self.product = Fault(fault)
-        self.linear_fc2 = RowParallelLinear(group.part(down, 1), group, case.sequence, fault if fault == "partial" else "")
+        self.product = Fault(fault if fault in ("nan", "element") else "")
+        self.linear_fc2 = RowParallelLinear(group.part(down, 1), group, case.sequence, fault)
         with torch.no_grad():
             if fault == "fc1":
                 self.linear_fc1.weight.mul_(1.03)
@@ -286,7 +287,7 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.linear_fc1(x).chunk(2, -1)
         y = F.silu(gate) * up
-        return self.linear_fc2(self.product(y) if self.product.kind in ("nan", "element", "") else y)
+        return self.linear_fc2(self.product(y))
 
 
 class Layer(nn.Module):

@@ -19,9 +19,10 @@ from numprobe.align.shards.merged import MergedCalls
 from numprobe.align.shards.spread import DIVERGED, PARTIAL
 from numprobe.align.shards.tables import Rows
 from numprobe.align.shards.tensor import Piece, joined
-from numprobe.formats.msprobe.values import ValueTable
+from numprobe.formats.msprobe.values import GIVEN, ValueTable
 from numprobe.metrics.distance import distance
 from numprobe.record.errors import NumprobeError
+from numprobe.record.trace import OUTPUT
 
 DISTINCT = 3.0  # a deviation that is so much larger than every other one is one rank's
 Floats = NDArray[np.float64]
@@ -35,20 +36,22 @@ class Blame:
     diverged: bool = False
 
 
-def blamed(side: JoinedCalls, other: Calls, record: int, row: int, partner: Rows, expected: float) -> Blame:
+def blamed(
+    side: JoinedCalls, other: Calls, record: int, row: int, partner: Rows, expected: float, *, tensors: bool
+) -> Blame:
     """Of a finding at ``row`` of the joined side, a leaf of ``record``. ``partner``: by row of the side, that of the other.
 
-    ``expected`` is the relative error that the row may have.
+    ``expected`` is the relative error that the row may have; ``tensors``: it was measured from tensors.
     """
     columns = tuple(np.flatnonzero(side.parts[row] >= 0).tolist())
     if not isinstance(side, MergedCalls) or partner[row] < 0 or len(columns) == 1:
         return Blame(columns)
     if side.spread.case[row] == DIVERGED:
         return Blame(_diverged(side, row), True)
-    if row in side.spread.split:
-        found = _by_tensors(side, other, row, int(partner[row])) or _by_figures(
-            side, other.values, row, partner, expected
-        )
+    summed = side.values.slots[side.values.slot[row]][0] == OUTPUT and _adds_up(side, record)
+    if row in side.spread.split and not summed:
+        found = _by_tensors(side, other, row, int(partner[row])) if tensors else []
+        found = found or _by_figures(side, other.values, row, partner, expected)
         return Blame(tuple(columns[i * side.spread.split[row].copies] for i in found))
     return Blame(_not_finite_inside(side, record) or columns)
 
@@ -153,17 +156,32 @@ def _shares(side: MergedCalls, other: ValueTable, row: int, partner: Rows) -> Fl
 # --- what every rank has the same of ---------------------------------------------------------------------------------
 
 
+def _adds_up(side: MergedCalls, record: int) -> bool:
+    """Does a sum over the ranks come out of the record? Whose addend was wrong, the parts of the sum do not tell."""
+    return any("reduce" in op.api for op, _ in side.talk.get(record, ()))
+
+
 def _not_finite_inside(side: MergedCalls, record: int) -> tuple[int, ...]:
-    """A sum is not finite on any rank where one addend is not: columns that have such an addend in or right before the record."""
-    table = side.ranks.table
+    """A sum is not finite on any rank where one addend is not: columns that have such an addend in the record."""
     work = [record]
     while work:
         at = work.pop()
         work += side.children[at]
-        for row in side.values.rows(at):
-            if side.spread.case[row] == PARTIAL:
-                columns = np.flatnonzero(side.parts[row] >= 0)
-                finite = np.isfinite(table.figures[side.parts[row, columns], :2]).all(1)
-                if not finite.all() and finite.any():
-                    return tuple(columns[~finite].tolist())
+        rows = side.values.rows(at)
+        lines = [
+            *side.parts[rows][side.spread.case[rows] == PARTIAL],
+            *(p for _, parts in side.talk.get(at, ()) for p in parts),
+        ]
+        for line in lines:
+            columns = np.flatnonzero(line >= 0)
+            finite = _finite(side.ranks.table, line[columns])
+            if not finite.all() and finite.any():
+                return tuple(columns[~finite].tolist())
     return ()
+
+
+def _finite(table: ValueTable, rows: Rows) -> NDArray[np.bool_]:
+    """Absent figures are no sign of anything."""
+    given = (table.status[rows, :2] == GIVEN).all(1)
+    finite: NDArray[np.bool_] = np.isfinite(table.figures[rows, :2]).all(1) | ~given
+    return finite

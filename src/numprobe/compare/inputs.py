@@ -71,6 +71,9 @@ def _traced(book: Ledger, pair: int, row: int) -> int:
     if book.reason[row] == REASON["shape"] or book.reason[row] == REASON["kind"]:
         return shape_differs(book, pair, row, maker)
     if book.reason[row]:
+        if maker < 0 and book.findings and book.reason[row] == REASON["partial"]:
+            book.hand_on(row, len(book.findings) - 1)  # other on every rank, and behind a finding
+            return book.cause[row]
         book.verdict[row] = INCOMPARABLE
         return -1
     if book.by[row] in (INTEGER, NOTHING, PLAIN) or (book.by[row] == DIGEST and book.error[row] != book.error[row]):

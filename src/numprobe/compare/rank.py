@@ -398,7 +398,8 @@ def _blamed(compared: Compared, record: int, row: int) -> tuple[list[tuple[RankD
     partner = np.full(len(side.values), -1, np.int64)
     both = compared.leaves.both
     partner[compared.leaves.target[both]] = compared.leaves.golden[both]
-    blame = blamed(side, compared.golden, record, leaf, partner, compared.judgement.expected[row])
+    tensors = bool(compared.measures.from_tensors[row])
+    blame = blamed(side, compared.golden, record, leaf, partner, compared.judgement.expected[row], tensors=tensors)
     return [side.recorded_by(record, column) for column in blame.columns], blame.diverged
 
 

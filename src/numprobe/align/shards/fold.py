@@ -63,10 +63,10 @@ def fold_columns(columns: Sequence[JoinedCalls]) -> JoinedCalls:
 
 
 def without(side: JoinedCalls, dropped: Container[int]) -> JoinedCalls:
-    """The side without these records; what was inside of them has no parent."""
+    """The side without these records of communication, which go into ``talk``."""
     kept = [i for i in range(len(side.ops)) if i not in dropped]
     place = {i: n for n, i in enumerate(kept)}
-    return assembled(
+    found = assembled(
         side.ranks,
         [side.records[i] for i in kept],
         [side.ops[i] for i in kept],
@@ -74,6 +74,11 @@ def without(side: JoinedCalls, dropped: Container[int]) -> JoinedCalls:
         [side.parts[side.values.rows(i), side.column[side.values.rows(i)]].tolist() for i in kept],
         lambda chosen: _looked_up(side.parts, chosen),
     )
+    for i, op in enumerate(side.ops):
+        if i in dropped and side.parent[i] in place:
+            line = op, side.parts[side.values.rows(i)]
+            found.talk.setdefault(place[side.parent[i]], []).append(line)
+    return found
 
 
 def _looked_up(known: Rows, chosen: Rows) -> Rows:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -50,13 +50,15 @@ class JoinedCalls(Calls):
     """Calls that lie in the dumps of several ranks.
 
     ``records`` says where each was recorded, in the dump of the first rank that has it. ``parts`` (rows, columns) has the rows of
-    the table of all ranks that a leaf is made of, one a tensor parallel column, -1 where a column has none. Names are those of
+    the table of all ranks that a leaf is made of, one a tensor parallel column, -1 where a column has none. ``talk`` has, by
+    record, the communication inside that the other side has no need of, with such lines of its own. Names are those of
     the whole model, ``ops`` too: a pipeline stage may have counted its layers from 0.
     """
 
     ranks: Ranks
     records: list[Origin]
     parts: Rows
+    talk: dict[int, list[tuple[OpName, Rows]]] = field(default_factory=dict)
 
     def recorded(self, i: int) -> tuple[RankDump, int]:
         rank, record = self.records[i]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
@@ -30,9 +30,9 @@ class MergedCalls(JoinedCalls):
     it is not in there. ``full`` is the shape on the other side, of split rows.
     """
 
-    spread: Spread
-    full: dict[int, Shape]
-    groups: dict[int, int]
+    spread: Spread = field(kw_only=True)
+    full: dict[int, Shape] = field(kw_only=True)
+    groups: dict[int, int] = field(kw_only=True)
 
     @property
     def left_out(self) -> Mapping[str, Rows]:
@@ -73,6 +73,7 @@ def merge(side: JoinedCalls, spread: Spread, other: ValueTable, partner: Rows) -
         ranks=side.ranks,
         records=side.records,
         parts=side.parts,
+        talk=side.talk,
         spread=spread,
         full=full,
         groups={},
