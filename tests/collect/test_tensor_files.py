@@ -6,8 +6,11 @@ import errno
 import io
 import json
 import os
+import struct
+import tempfile
 import threading
 import time
+import zipfile
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -15,11 +18,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from hypothesis import given  # noqa: E402
+from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from numprobe.collect.pytorch import tensor_files  # noqa: E402
+from numprobe.collect.pytorch import tensor_files, tensor_formats  # noqa: E402
 from numprobe.collect.pytorch.tensor_files import TensorWriter, file_name, save_tensor, tensor_name  # noqa: E402
+from numprobe.formats.tensors import open_tensor  # noqa: E402
 
 
 def load(path: Path) -> torch.Tensor:
@@ -47,6 +51,101 @@ def test_dtypes_and_the_live_tensor_stays_alive(tmp_path: Path, name: str) -> No
     assert tensor.untyped_storage().nbytes() == 70 * tensor.element_size()
     save_tensor(torch.nn.Parameter(torch.tensor(1.5)), tmp_path / "y.pt")
     assert type(load(tmp_path / "y.pt")) is torch.Tensor
+
+
+FLOAT8 = ["float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"]
+FLOATS = ["float64", "float32", "float16", "bfloat16", "complex128", "complex64", "complex32", *FLOAT8]
+INTEGERS = ["int64", "int32", "int16", "int8", "uint8", "bool", "uint16", "uint32", "uint64"]
+DTYPES = [getattr(torch, name) for name in FLOATS + INTEGERS if hasattr(torch, name)]
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> torch.Tensor:
+    """Any dtype, shape (0-d too) and strides, as random bytes."""
+    dtype = draw(st.sampled_from(DTYPES))
+    shape = draw(st.lists(st.integers(1, 5), max_size=4))
+    size = torch.empty(0, dtype=dtype).element_size()
+    count = 2 * size  # twice as many elements as needed
+    for length in shape:
+        count *= length
+    data = torch.tensor(list(draw(st.binary(min_size=count, max_size=count))), dtype=torch.uint8)
+    elements = (data & 1 if dtype is torch.bool else data).view(dtype)
+    half = elements[1::2] if draw(st.booleans()) else elements[: len(elements) // 2]
+    tensor = half.view(shape)
+    return tensor.permute(draw(st.permutations(range(len(shape)))))
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support")
+@given(tensors())
+@settings(max_examples=150, deadline=None)
+def test_a_pt_file_is_what_torch_would_write(tensor: torch.Tensor) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path, theirs = Path(folder, "ours.pt"), io.BytesIO()
+        assert save_tensor(tensor, path) == path.stat().st_size
+        want = tensor.clone(memory_format=torch.contiguous_format)
+        torch.save(want, theirs)
+        with zipfile.ZipFile(path) as ours, zipfile.ZipFile(theirs) as other:
+            assert ours.testzip() is None
+            names = ours.namelist()
+            for name in names:
+                assert ours.read(name) == other.read(name)
+            assert names[-1] == "archive/data/0"
+            info = ours.getinfo("archive/data/0")
+        raw = path.read_bytes()
+        start = info.header_offset + 30 + sum(struct.unpack_from("<2H", raw, info.header_offset + 26))
+        assert start % 64 == 0
+        for mapped in (False, True):
+            back = torch.load(path, weights_only=True, mmap=mapped)
+            assert (back.dtype, back.shape, back.stride()) == (want.dtype, want.shape, want.stride())
+            assert torch.equal(bits(back), bits(tensor))
+        assert open_tensor(path).shape == tuple(tensor.shape)
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support")
+@given(tensors())
+@settings(max_examples=30, deadline=None)
+def test_files_beyond_four_gigabytes(tensor: torch.Tensor) -> None:
+    """With zip64's sizes and end, here of small files."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tensor_formats, "_LARGE", 0)
+        tensor_formats._frame.cache_clear()
+        path = Path(folder, "x.pt")
+        save_tensor(tensor, path)
+        tensor_formats._frame.cache_clear()
+        assert b"PK\6\6" in path.read_bytes()
+        with zipfile.ZipFile(path) as archive:
+            assert archive.testzip() is None
+        assert torch.equal(bits(torch.load(path, weights_only=True)), bits(tensor))
+
+
+def test_a_write_that_is_cut_short_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:100]))
+    tensor = torch.randn(100)
+    size = save_tensor(tensor, tmp_path / "x.pt")
+    assert size == (tmp_path / "x.pt").stat().st_size
+    assert torch.equal(load(tmp_path / "x.pt"), tensor)
+
+
+@pytest.mark.skipif(not hasattr(torch, "float4_e2m1fn_x2"), reason="torch does not know it")
+def test_float4(tmp_path: Path) -> None:
+    packed = torch.arange(6, dtype=torch.uint8).view(2, 3)
+    save_tensor(packed.view(torch.float4_e2m1fn_x2), tmp_path / "x.pt")
+    back = load(tmp_path / "x.pt")
+    assert back.dtype is torch.float4_e2m1fn_x2
+    assert torch.equal(back.view(torch.uint8), packed)
+
+
+def test_quantised_tensors_stay_so(tmp_path: Path) -> None:
+    tensor = torch.quantize_per_tensor(torch.randn(9), 0.1, 3, torch.quint8)
+    save_tensor(tensor, tmp_path / "x.pt")
+    back = load(tmp_path / "x.pt")
+    assert back.is_quantized
+    assert torch.equal(back.int_repr(), tensor.int_repr())
 
 
 def test_nothing_to_save(tmp_path: Path) -> None:
@@ -137,11 +236,10 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path, background: bool) -> None:
 
 @pytest.mark.parametrize("tensor_format", ["pt", "safetensors"])
 def test_a_full_disk_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tensor_format: str) -> None:
-    class Full(io.FileIO):
-        def write(self, data: object) -> int:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    def full(descriptor: int, data: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(Path, "open", lambda self, mode="r", **_: Full(self, mode.replace("b", "")))
+    monkeypatch.setattr(os, "write", full)
     writer = TensorWriter(tmp_path, tensor_format)
     writer.put(torch.ones(2), "a.pt")
     [problem] = writer.flush()

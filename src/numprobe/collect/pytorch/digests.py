@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from numprobe.collect.pytorch.devices import current_stream
-from numprobe.collect.pytorch.plain import BASE, VARIABLE, array_of, contiguous, data_of, numel, to, view
+from numprobe.collect.pytorch.plain import BASE, VARIABLE, array_of, as_strided, contiguous, data_of, numel, to, view
 
 HELD_BYTES = 32 << 20  # copies that may wait for a thread; beyond, the caller computes
 _AT_ONCE = 1 << 15  # bytes whose CRC costs less than handing it to a thread
@@ -32,7 +32,9 @@ _HOST_WORDS, _DEVICE_WORDS = 1 << 16, 1 << 20  # words at a time: 512 kB for a c
 
 def bytes_of(tensor: Tensor) -> Tensor:
     """The bytes in order of indices as a flat uint8 tensor; shares memory where the tensor is contiguous."""
-    return view(view(contiguous(data_of(tensor)), -1), torch.uint8)
+    plain = contiguous(data_of(tensor))
+    # not view(-1): a single element may have any stride, with which it cannot be viewed as bytes
+    return view(as_strided(plain, (numel(plain),), (1,)), torch.uint8)
 
 
 def crc32(tensor: Tensor) -> str:

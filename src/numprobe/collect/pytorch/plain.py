@@ -20,6 +20,7 @@ BASE: Any = getattr(torch._C, "TensorBase", None) or torch._C._TensorBase  # tor
 LINALG: Any = torch._C._linalg  # type: ignore[attr-defined]
 _FUNCTORCH = torch._C._functorch
 
+as_strided: Callable[..., Tensor] = BASE.as_strided
 as_subclass: Callable[..., Tensor] = BASE.as_subclass
 data_of: Callable[[Tensor], Tensor] = BASE.data.__get__  # a view outside autograd; less work than detach()
 data_ptr: Callable[[Tensor], int] = BASE.data_ptr

@@ -1,7 +1,7 @@
 """Tensors in files: one ``.pt`` a tensor as the reference writes them, or safetensors files of many.
 
-What is written is a copy in host memory, made when the tensor is handed over: the program's storage is neither kept nor
-aliased nor resized. Errors are reported by :meth:`TensorWriter.flush`, never raised into the training.
+What is written are the values of the moment when the tensor is handed over: at once, or from a copy of them. The program's
+storage is neither kept nor resized. Errors are reported by :meth:`TensorWriter.flush`, never raised into the training.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import re
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,9 @@ import torch
 from torch import Tensor
 
 from numprobe.collect.pytorch import devices
-from numprobe.collect.pytorch.digests import bytes_of
 from numprobe.collect.pytorch.plain import (
     BASE,
     PLAIN_TYPES,
-    array_of,
     contiguous,
     data_of,
     element_size,
@@ -34,6 +32,7 @@ from numprobe.collect.pytorch.plain import (
     plain_of,
     to,
 )
+from numprobe.collect.pytorch.tensor_formats import Part, pt_parts, safetensors_parts
 
 QUEUED_BYTES = 64 << 20  # copies that may wait; beyond, put() waits for the disk
 BATCH_BYTES = 64 << 20  # of one safetensors file
@@ -41,29 +40,9 @@ IDLE_SECONDS = 2.0  # after which the thread ends; the next tensor starts anothe
 NAME_BYTES = 240  # most file systems take 255; the rest is for temporary names
 PROBLEMS = 100  # told in words
 FORMATS = ("pt", "safetensors")
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0)  # the last on Windows only
 
-_save = torch.save
 _UNSAFE = re.compile(r'[%/\\:*?"<>|\x00-\x1f\x7f]|^\.|[. ]$')
-# https://github.com/huggingface/safetensors, "Format"
-_SAFETENSORS_DTYPES = {
-    "float64": "F64",
-    "float32": "F32",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "int64": "I64",
-    "int32": "I32",
-    "int16": "I16",
-    "int8": "I8",
-    "uint64": "U64",
-    "uint32": "U32",
-    "uint16": "U16",
-    "uint8": "U8",
-    "bool": "BOOL",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-    "float8_e8m0fnu": "F8_E8M0",
-    "complex64": "C64",
-}
 
 
 def tensor_name(entry: str, segment: str, path: Sequence[str | int] = ()) -> str:
@@ -93,8 +72,8 @@ def file_name(name: str) -> str:
     return safe.encode("utf-8", "replace").decode() + dot + suffix
 
 
-def copy_of(tensor: Tensor, *, on_host: bool = True) -> Tensor | None:
-    """A detached contiguous copy, in host memory or where the tensor lies.
+def copy_of(tensor: Tensor, *, on_host: bool = True, alias: bool = False) -> Tensor | None:
+    """A detached contiguous copy, in host memory or where the tensor lies; with ``alias`` not of what lies so already.
 
     None where there are no values: fake, meta, vmapped, freed, empty, and what is only captured for a graph.
     """
@@ -102,18 +81,20 @@ def copy_of(tensor: Tensor, *, on_host: bool = True) -> Tensor | None:
         if numel(tensor) == 0 or holds_no_memory(tensor):
             return None
         with out_of_sight():
-            return _copied(data_of(tensor), on_host)
+            return _copied(data_of(tensor), on_host, alias)
     with out_of_sight():
         plain = plain_of(tensor)
-        return None if plain is None else _copied(plain, on_host)
+        return None if plain is None else _copied(plain, on_host, alias)
 
 
-def _copied(tensor: Tensor, on_host: bool) -> Tensor | None:
-    """Never an alias, also where ``to("cpu")`` and contiguous() would be no-ops; a copy's storage has its elements only."""
+def _copied(tensor: Tensor, on_host: bool, alias: bool) -> Tensor | None:
     if not tensor.is_cpu and devices.is_capturing(tensor.device):
         return None
     tensor = BASE.resolve_neg(BASE.resolve_conj(tensor))
+    if alias and tensor.is_cpu:
+        return contiguous(tensor)
     place = "cpu" if on_host else tensor.device
+    # a copy also where to("cpu") and contiguous() would be no-ops; its storage has its elements only
     return contiguous(to(tensor, place, copy=True, memory_format=torch.contiguous_format))
 
 
@@ -122,38 +103,39 @@ def save_tensor(tensor: Tensor, path: Path) -> int:
 
     The file is whole or not there. Raises OSError if it cannot be written, Unsupported for tensors without a plain form.
     """
-    copy = copy_of(tensor)
-    return 0 if copy is None else _write_pt(copy, path)
+    plain = copy_of(tensor, alias=True)
+    return 0 if plain is None else _write(path.parent, path.name, pt_parts(plain))
 
 
-def _write_pt(tensor: Tensor, path: Path) -> int:
-    def write(file: Any) -> None:
-        try:
-            _save(tensor, file)
-        except RuntimeError as error:  # torch's writer hides the OSError that it met
-            raise error.__context__ if isinstance(error.__context__, OSError) else error from None
-
-    return _atomically(path, write)
-
-
-def _atomically(path: Path, write: Callable[[Any], None]) -> int:
-    temporary = path.with_name(f".{os.getpid()}.{threading.get_ident()}.tmp")
+def _write(folder: Path, name: str, parts: Sequence[Part]) -> int:
+    """Write a file that is whole or not there; its size."""
+    temporary = folder / f".{os.getpid()}.{threading.get_ident()}.tmp"
+    descriptor = os.open(temporary, _NEW_FILE, 0o666)
     try:
-        with temporary.open("xb") as file:
-            write(file)
-            size = file.tell()
-        temporary.replace(path)
+        try:
+            for part in parts:
+                _write_all(descriptor, part)
+        finally:
+            os.close(descriptor)
+        temporary.replace(folder / name)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    return size
+    return sum(map(len, parts))
+
+
+def _write_all(descriptor: int, part: Part) -> None:
+    """A single call writes 2 GB at most."""
+    written = os.write(descriptor, part)
+    while written < len(part):
+        written += os.write(descriptor, memoryview(part)[written:])
 
 
 class TensorWriter:
     """Writes tensors of one folder. ``tensor_format``: ``pt``, or ``safetensors`` with ``index.jsonl`` beside.
 
-    ``background``: write in a thread. By default only safetensors, whose writing is a few long system calls; torch.save is
-    Python for the most part, and two threads that pass the interpreter's lock to and fro take twice the time of one.
+    ``background``: write in a thread. By default only safetensors, whose writing is a few long system calls; two threads that
+    pass the interpreter's lock to and fro for every small file take twice the time of one.
     ``until_flush``: copies stay on their device, and nothing is waited for or written, until :meth:`flush`.
     Each line of the index is ``{"file": NAME, "tensors": [NAMES]}``. ``files`` and ``bytes`` count what has been written.
     A reader needs neither torch nor this class. Not to be used by a forked child.
@@ -177,6 +159,8 @@ class TensorWriter:
         self._format = tensor_format
         self._background = tensor_format == "safetensors" if background is None else background
         self._limit = queued_bytes
+        # nothing can change a tensor that is written before put() returns
+        self._at_once = tensor_format == "pt" and not self._background and not until_flush
         self._kept: deque[tuple[str, Tensor, Any]] | None = (
             deque() if until_flush else None
         )  # the last is the copy's stream
@@ -192,13 +176,13 @@ class TensorWriter:
         self._batches = 0
 
     def put(self, tensor: Tensor, name: str) -> str | None:
-        """Take a copy of the tensor, to be written under ``name``; the file's name, or None where nothing will be written.
+        """Take the tensor as it is now, to be written under ``name``; the file's name, or None where nothing will be written.
 
         In the background, waits while more than ``queued_bytes`` wait for the disk. Never raises.
         """
         try:
             safe = file_name(name)
-            copy = copy_of(tensor, on_host=self._kept is None)
+            copy = copy_of(tensor, on_host=self._kept is None, alias=self._at_once)
         except Exception as error:
             self._problem(name, error)
             return None
@@ -211,7 +195,7 @@ class TensorWriter:
         return safe
 
     def _take(self, safe: str, copy: Tensor) -> None:
-        """Write a host tensor that is nobody else's, now or in the background."""
+        """Write a host tensor now or in the background, for which it has to be nobody else's."""
         if not self._background:
             self._attempt(safe, copy)
             return
@@ -283,7 +267,7 @@ class TensorWriter:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._made_folder = True
         if self._format == "pt":
-            self._count(_write_pt(tensor, self.folder / name))
+            self._count(_write(self.folder, name, pt_parts(tensor)))
             return
         self._batch[name.removesuffix(".pt")] = tensor
         self._batch_bytes += numel(tensor) * element_size(tensor)
@@ -295,7 +279,7 @@ class TensorWriter:
         try:
             file = f"tensors-{self._batches:05d}.safetensors"
             self._batches += 1
-            self._count(_atomically(self.folder / file, lambda out: write_safetensors(batch, out)))
+            self._count(_write(self.folder, file, safetensors_parts(batch)))
             with (self.folder / "index.jsonl").open("a", encoding="utf-8") as index:
                 index.write(json.dumps({"file": file, "tensors": list(batch)}) + "\n")
         except Exception as error:
@@ -315,36 +299,3 @@ class TensorWriter:
                 self._problems.append(f"tensor {name} was not written: {reason}")
             else:
                 self._more += 1
-
-
-def write_safetensors(tensors: dict[str, Tensor], out: Any) -> None:
-    """Host tensors as one safetensors file: length of the header (8 bytes), the header in JSON, the bytes of the tensors.
-
-    dtypes the format has no name for are written as the uint8 of their bytes, with the dtype in ``__metadata__``.
-    """
-    header: dict[str, Any] = {}
-    parts: list[Any] = []
-    others: dict[str, str] = {}
-    begin = 0
-    # Widest first keeps every tensor aligned to its elements.
-    for name, tensor in sorted(tensors.items(), key=lambda item: -element_size(item[1])):
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        data = array_of(bytes_of(tensor))
-        known = _SAFETENSORS_DTYPES.get(dtype)
-        if known is None:
-            others[name] = dtype
-        end = begin + data.nbytes
-        header[name] = {
-            "dtype": known or "U8",
-            "shape": list(tensor.shape) if known else [data.nbytes],
-            "data_offsets": [begin, end],
-        }
-        parts.append(data)
-        begin = end
-    if others:
-        header = {"__metadata__": others, **header}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    out.write(len(text).to_bytes(8, "little") + text)
-    for data in parts:
-        out.write(data)
