@@ -10,6 +10,8 @@ from numprobe.compare.measure import DIGEST, INTEGER, NOTHING, PLAIN, REASON
 from numprobe.metrics.gains import PARAMETER_NAMES, PARAMETER_SLOTS
 from numprobe.record.trace import INPUT, PARAMETER
 
+ADDENDS = ("addbmm", "addmm", "addmv", "addr", "baddbmm", "sspaddmm")  # beta * input + alpha * a b
+
 
 def trace_inputs(book: Ledger, pair: int, inputs: list[int]) -> int:
     """Trace and judge the inputs of a call. Returns the finding that has reached it, -1 if none."""
@@ -18,6 +20,9 @@ def trace_inputs(book: Ledger, pair: int, inputs: list[int]) -> int:
         if not book.both(row):
             book.verdict[row] = UNMATCHED
             continue
+        if number == 0 and _unread(book, pair, inputs):
+            book.verdict[row], book.status[row] = INCOMPARABLE, "uninitialised"
+            continue
         signature = book.signature[row]
         if book.role[row] == PARAMETER or _is_parameter(book, pair, row, signature, number):
             found = _parameter(book, pair, row, signature)
@@ -25,6 +30,14 @@ def trace_inputs(book: Ledger, pair: int, inputs: list[int]) -> int:
             found = _traced(book, pair, row)
         source = found if source < 0 else source
     return source
+
+
+def _unread(book: Ledger, pair: int, inputs: list[int]) -> bool:
+    """With beta=0 the addend of baddbmm and its like is not read: often memory that nobody had written."""
+    if book.target.ops[book.records.target[pair]].api.rstrip("_") not in ADDENDS:
+        return False
+    beta = next((book.t[row] for row in inputs if book.path[row].endswith(".beta")), -1)
+    return beta >= 0 and book.target.values.scalars.get(beta) == 0
 
 
 def _is_parameter(book: Ledger, pair: int, row: int, signature: object, number: int) -> bool:

@@ -47,6 +47,7 @@ REASONS = (
     "partial",  # what each rank of a group has by itself: an addend of a sum, a mask of its part
     "shards",  # the shapes of a group's ranks do not make up the other side's
     "padding",  # rows that only one side has, which figures hold and only tensors can leave out
+    "average",  # gradients of a loss that is the mean over each rank's own part of the batch
 )
 REASON = {name: number for number, name in enumerate(REASONS)}
 

@@ -111,7 +111,8 @@ def _cases(side: JoinedCalls) -> str:
     if not isinstance(side, MergedCalls):
         return ""
     counts = Counter(side.spread.case.tolist())
-    return ",".join(f"{CASES[case]}={n}" for case, n in sorted(counts.items()) if case != UNKNOWN)
+    told = [f"{CASES[case]}={n}" for case, n in sorted(counts.items()) if case != UNKNOWN]
+    return ",".join([*told, f"averaged={side.averaged}"] if side.averaged > 1 else told)
 
 
 def among_copies(outcomes: Sequence[tuple[data.RankPair, list[data.Finding]]]) -> None:

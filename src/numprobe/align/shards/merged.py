@@ -12,14 +12,16 @@ from numpy.typing import NDArray
 
 from numprobe.align.shards.joined import JoinedCalls
 from numprobe.align.shards.split import Shape, merged_figures
-from numprobe.align.shards.spread import PADDED, PARTIAL, UNFIT, Spread
+from numprobe.align.shards.spread import PADDED, PARTIAL, SPLIT, UNFIT, UNKNOWN, Spread
 from numprobe.align.shards.tables import Rows
 from numprobe.align.shards.tensor import Piece, joined, pieces
 from numprobe.formats.msprobe.values import ABSENT, GIVEN, NULL, Texts, ValueTable
 from numprobe.formats.tensors import TensorFile
+from numprobe.record.names import BACKWARD
 
 T = TypeVar("T")
 Status = NDArray[np.uint8]
+SAME_RATIO = 0.01
 
 
 @dataclass
@@ -27,17 +29,37 @@ class MergedCalls(JoinedCalls):
     """A joined side whose leaves have the figures and shapes of the whole tensors.
 
     ``groups``: by row, in how many groups along the split dimension the parts lie (2: gate and up, each split by itself); 1 where
-    it is not in there. ``full`` is the shape on the other side, of split rows.
+    it is not in there. ``full`` is the shape on the other side, of split rows. ``averaged``: the loss is a mean over each
+    rank's own part of a batch, so that all gradients are so many times those of the other side.
     """
 
     spread: Spread = field(kw_only=True)
     full: dict[int, Shape] = field(kw_only=True)
     groups: dict[int, int] = field(kw_only=True)
+    averaged: int = 1
 
     @property
     def left_out(self) -> Mapping[str, Rows]:
         reasons = (("partial", PARTIAL), ("shards", UNFIT), ("padding", PADDED))
-        return {reason: np.flatnonzero(self.spread.case == case) for reason, case in reasons}
+        found = {reason: np.flatnonzero(self.spread.case == case) for reason, case in reasons}
+        if self.averaged > 1:
+            found["average"] = np.flatnonzero(self._of_backward() & (self.spread.case != UNKNOWN))
+        return found
+
+    def _of_backward(self) -> NDArray[np.bool_]:
+        backward = np.array([op.direction == BACKWARD for op in self.ops], bool)
+        found: NDArray[np.bool_] = backward[self.values.op_of()]
+        return found
+
+    def find_average(self, other: ValueTable, partner: Rows) -> int:
+        """How many times the other side's gradients are these, if that is the number of parts; else 1."""
+        rows = np.flatnonzero((self.spread.case == SPLIT) & self._of_backward())
+        mine, theirs = self.values.figures[rows, 3], other.figures[partner[rows], 3]
+        told = np.isfinite(mine) & np.isfinite(theirs) & (theirs > 0)
+        if not told.any():
+            return 1
+        parts, ratio = self.parts.shape[1], float(np.median(mine[told] / theirs[told]))
+        return parts if abs(ratio / parts - 1) < SAME_RATIO else 1
 
     def order(self, row: int) -> tuple[Piece, ...]:
         """How the parts of a split row lie in the whole: pieces of the columns that are not copies of others."""
@@ -79,6 +101,7 @@ def merge(side: JoinedCalls, spread: Spread, other: ValueTable, partner: Rows) -
         groups={},
     )
     merged.values = _whole_values(merged)
+    merged.averaged = merged.find_average(other, partner)
     return merged
 
 
