@@ -12,8 +12,10 @@ from typing import Any
 
 import openpyxl
 import pytest
+from typer.main import get_command
 
 from cli.shell import INTEROP, Ran, numprobe
+from numprobe.cli.app import app
 from numprobe.cli.msprobe import compare_arguments
 from numprobe.compare.msprobe.files import result_sheets
 from numprobe.record.errors import NumprobeError
@@ -282,10 +284,6 @@ def test_every_option_of_msprobe_is_known() -> None:
     flags = ["--xlsx", "-fm", "--fuzzy_match", "-da", "--diff_analyze", "-tensor_log", "--is_print_compare_log"]
     valued = ["-o", "--output_path", "-dm", "--data_mapping", "-cm", "--cell_mapping", "-am", "--api_mapping", "-lm"]
     valued += ["--layer_mapping", "--rank", "--step", "-m", "--mode"]
-    from typer.main import get_command
-
-    from numprobe.cli.app import app
-
     known = {name for p in get_command(app).commands["compare"].params for name in p.opts}  # type: ignore[attr-defined]
     for option in flags:
         assert set(compare_arguments([option])) <= known, option
@@ -298,3 +296,12 @@ def test_long_results_are_sheets_of_one_length() -> None:
     sheets = list(result_sheets(("a",), ([i] for i in range(1_048_501))))
     assert [name for name, _, _ in sheets] == ["part_0", "part_1"]
     assert all(abs(len(a) - len(b)) <= 1 for (_, _, a), (_, _, b) in pairwise(sheets))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("command", ["compare", "merge"])
+def test_every_option_is_documented(command: str) -> None:
+    documents = Path(__file__).parents[2] / "docs"
+    text = (documents / "compare.md").read_text(encoding="utf-8")
+    for parameter in get_command(app).commands[command].params:  # type: ignore[attr-defined]
+        if parameter.param_type_name == "option" and "--help" not in parameter.opts:
+            assert any(name in text for name in parameter.opts), parameter.opts
