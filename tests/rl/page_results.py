@@ -119,5 +119,6 @@ def hostile() -> RlResult:
 
 
 ALL: dict[str, Callable[[], RlResult]] = {
-    sample.__name__: sample for sample in (gelu, same, tokens, nothing_paired, coverage, several, sixty_one_layers, hostile)
+    sample.__name__: sample
+    for sample in (gelu, same, tokens, nothing_paired, coverage, several, sixty_one_layers, hostile)
 }

@@ -9,7 +9,9 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from numprobe.cli.app import app
 from numprobe.diagnose.rl_consistency.messages import CATALOGUE
 from numprobe.diagnose.rl_consistency.page import view
 from numprobe.diagnose.rl_consistency.page.heat import heat_maps
@@ -17,11 +19,12 @@ from numprobe.diagnose.rl_consistency.page.html import SCRIPT_WORDS, render_html
 from numprobe.diagnose.rl_consistency.page.markdown import render_markdown
 from numprobe.diagnose.rl_consistency.page.screen import render_terminal
 from numprobe.diagnose.rl_consistency.result import Pair, Term
+from numprobe.report import numbers
 from numprobe.report.html.heat import ANCHOR
 from numprobe.report.terminal import Style, columns
 from report.test_nan_page import Page
 
-from .page_results import ALL, HOSTILE, coverage, gelu, same, several, sixty_one_layers, tokens
+from .page_results import ALL, ENGINES, HOSTILE, coverage, gelu, same, several, sixty_one_layers, tokens
 
 every_sample = pytest.mark.parametrize("name", ALL)
 ARTIFACTS = ("result.json", "mapping.csv", "report.md")
@@ -130,10 +133,11 @@ def test_what_lies_between_is_told_by_side():
 
 
 def test_no_difference_claims_no_more_than_was_compared():
-    text = shown(text_of("same"))
-    assert "60 tensors in 27 places were compared" in text
-    assert "85.1 % of the recorded tensors were compared (60 pairs)" in text
-    assert "show relative errors from about 0.15 % on" in text
+    text, found = shown(text_of("same")), same()
+    compared, limit = found.counts["pass"] + found.counts["warning"], numbers.percent(found.detection_limit)
+    assert f"{compared} tensors in {len(found.mapping)} places were compared" in text
+    assert f"{numbers.percent(found.coverage)} of the recorded tensors were compared ({compared} pairs)" in text
+    assert f"show relative errors from about {limit} on" in text
     assert "another order of the rows of a fused weight" in text.lower()
     assert "class=e>" not in text_of("same")
 
@@ -141,7 +145,7 @@ def test_no_difference_claims_no_more_than_was_compared():
 def test_a_broken_premise_blames_nothing_and_shows_where_it_broke():
     text = shown(text_of("tokens"))
     assert "same tokens at the same positions" in text
-    assert "16 places differ. The first:" in text
+    assert f"{sum(pair.verdict == 'error' for pair in tokens().mapping)} places differ. The first:" in text
     assert text.index("Why nothing is blamed") < text.index("layers.0.down") < text.index("What comes next")
     assert "Suspect" not in text
     nothing = shown(text_of("nothing_paired"))
@@ -182,7 +186,7 @@ def test_the_mapping_is_whole_for_the_script_and_cut_without_it():
     assert text.count("<tr data-verdict=") == 120
     assert "only the first 120 places" in shown(text)
     assert json.loads(Page(text_of("gelu")).scripts[0])["rows"] is None
-    assert text_of("gelu").count("<tr data-verdict=") == 27
+    assert text_of("gelu").count("<tr data-verdict=") == len(gelu().mapping)
 
 
 @pytest.mark.parametrize(("name", "limit"), [("gelu", 80_000), ("same", 80_000), ("sixty_one_layers", 420_000)])
@@ -286,3 +290,17 @@ def test_samples_are_what_they_say():
     assert gelu().verdict == "difference_found"
     assert same().verdict == "no_difference"
     assert (tokens().exit_code, coverage().exit_code, several().exit_code) == (3, 3, 1)
+
+
+@pytest.mark.parametrize(("train", "code"), [("megatron_gelu", 1), ("megatron", 0)])
+def test_a_run_writes_the_page_and_names_it_last(tmp_path, train, code):
+    out = tmp_path / "run"
+    done = CliRunner().invoke(
+        app, ["rl", str(ENGINES / train), str(ENGINES / "vllm"), "-o", str(out), "--lang", "en", "--quiet"]
+    )
+    assert done.exit_code == code
+    assert done.stdout.splitlines()[-1] == f"report  {out.as_posix()}/report.html"
+    page = Page((out / "report.html").read_text(encoding="utf-8"))
+    links = {a["href"] for tag, a in page.elements if tag == "a" and not str(a["href"]).startswith("#")}
+    assert links == {"result.json", "mapping.csv", "report.md"}
+    assert all((out / str(link)).is_file() for link in links)

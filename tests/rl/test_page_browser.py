@@ -56,14 +56,16 @@ def test_map_starts_at_the_suspect_and_tells_the_anchor(chromium, tmp_path):  # 
     seen = run(chromium, tmp_path, page("gelu"), script)
     assert seen["start"].startswith("layer 0, down: error \u00b7 ratio ")
     assert seen["start"].endswith("finding 1")
-    assert re.fullmatch("layer 0, gate_up: pass \u00b7 ratio 0.18 \u00b7 anchor", seen["anchor"])
+    assert re.fullmatch("layer 0, gate_up: pass \u00b7 ratio [0-9.]+ \u00b7 anchor", seen["anchor"])
     assert seen["behind"].startswith("layer 1, gate_up: error \u00b7 handed on")
     assert seen["label"].startswith("第 1 层，gate_up：错误")
 
 
-@pytest.mark.parametrize(("name", "total", "errors"), [("gelu", 27, 16), ("sixty_one_layers", 915, 650)])
-def test_the_mapping_is_filtered_and_sorted(chromium, tmp_path, name, total, errors):  # noqa: F811
+@pytest.mark.parametrize("name", ["gelu", "sixty_one_layers"])
+def test_the_mapping_is_filtered_and_sorted(chromium, tmp_path, name):  # noqa: F811
     """Of rows that stand in the page, and of rows that the script draws."""
+    mapping = ALL[name]().mapping
+    total, errors = len(mapping), sum(pair.verdict == "error" for pair in mapping)
     script = """
     const table = document.querySelector('[data-records]'), tools = table.closest('.scroll').previousElementSibling;
     const count = () => tools.querySelector('[aria-live]').innerText, input = tools.querySelector('input');

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from numprobe.diagnose.rl_consistency.messages import CATALOGUE, say
 from numprobe.diagnose.rl_consistency.page import view
-from numprobe.diagnose.rl_consistency.result import Figures, Finding, RlResult
+from numprobe.diagnose.rl_consistency.result import Figures, Finding, Key, RlResult
 from numprobe.report import numbers
 from numprobe.report.markdown import code, escape, joined, table
 
@@ -19,11 +19,11 @@ def render_markdown(result: RlResult, lang: str) -> str:
         "",
         joined(CATALOGUE.pieces(lang, said.key, said.values)),
         "",
-        f"- {say(lang, 'screen.coverage')}: {escape(coverage)}",
+        f"- {say(lang, 'screen.coverage')}{say(lang, 'list.colon')}{escape(coverage)}",
     ]
     if result.detection_limit is not None:
         limit = say(lang, "screen.limit_text", limit=result.detection_limit)
-        lines.append(f"- {say(lang, 'screen.limit')}: {escape(limit)}")
+        lines.append(f"- {say(lang, 'screen.limit')}{say(lang, 'list.colon')}{escape(limit)}")
     steps = view.next_steps(result)
     if steps:
         lines += ["", f"## {say(lang, 'page.next_steps')}", ""]
@@ -31,7 +31,7 @@ def render_markdown(result: RlResult, lang: str) -> str:
     if result.findings:
         lines += ["", f"## {say(lang, 'page.findings')}"]
         for number, finding in enumerate(result.findings[:20], 1):
-            lines += ["", *_finding(number, finding, lang)]
+            lines += ["", *_finding(result, number, finding, lang)]
     lines += ["", f"## {say(lang, 'page.mapping')}", "", *_mapping(result, lang)]
     for name, records in (("train", result.unmatched_train), ("rollout", result.unmatched_rollout)):
         if records:
@@ -40,20 +40,33 @@ def render_markdown(result: RlResult, lang: str) -> str:
     return "\n".join([*lines, ""])
 
 
-def _finding(number: int, f: Finding, lang: str) -> list[str]:
-    said = view.sentence(f)
-    lines = [f"### {number}. {f.clazz} ({f.kind})", "", joined(CATALOGUE.pieces(lang, said.key, said.values)), ""]
-    lines.append(f"- {say(lang, 'screen.confidence')}: {escape(view.confidence(f, lang))}")
-    for name, found in (("screen.anchor", f.anchor), ("screen.suspect", f.suspect)):
-        if found:
-            both = [
-                f"{say(lang, f'side.{s}')} {code(getattr(found, s))}" for s in ("train", "rollout") if getattr(found, s)
-            ]
-            lines.append(f"- {say(lang, name)}: {', '.join(both)}")
-    if f.segment:
-        lines.append(f"- {say(lang, 'screen.segment')}: {', '.join(code(name) for name in f.segment)}")
+def _finding(result: RlResult, number: int, f: Finding, lang: str) -> list[str]:
+    colon, comma = say(lang, "list.colon"), say(lang, "list.comma")
+    lines = [f"### {number}. {f.clazz} ({f.kind})", ""]
+    if number > 1:  # the first is the headline
+        said = view.sentence(f)
+        lines += [joined(CATALOGUE.pieces(lang, said.key, said.values)), ""]
+
+    def fact(key: str, text: str) -> None:
+        lines.append(f"- {say(lang, key)}{colon}{text}")
+
+    def sides(found: Key | None) -> str:
+        both = (("train", found.train), ("rollout", found.rollout)) if found else ()
+        return comma.join(f"{say(lang, f'side.{side}')} {code(name)}" for side, name in both if name)
+
+    between = view.between(result, f)
+    labels = (("side.train", between.train), ("side.rollout", between.rollout), ("page.operator", between.unplaced))
+    named = [f"{say(lang, label)} {code(name)}" for label, names in labels for name in names]
+    fact("screen.confidence", escape(view.confidence(f, lang)))
+    if f.anchor:
+        fact("screen.anchor", sides(f.anchor))
+    if named:
+        fact("screen.segment", comma.join(named))
+    fact("screen.suspect", sides(f.suspect))
     if f.layers:
-        lines.append(f"- {say(lang, 'screen.layers')}: {numbers.ranges(f.layers)}")
+        fact("screen.layers", say(lang, "screen.layers_text", layers=f.layers, all=result.layers))
+    if f.blind:
+        fact("page.blind", comma.join(say(lang, f"page.blind.{name}") for name in f.blind))
     for name, figures in (("page.figures.anchor", f.anchor_figures), ("page.figures.suspect", f.figures)):
         if figures:
             lines += ["", f"**{say(lang, name)}**", "", *_figures(figures, lang)]
