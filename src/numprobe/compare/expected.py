@@ -15,6 +15,7 @@ from numprobe.metrics.gains import CONSTANT, UNIT_ROUNDOFF_FP32, Family
 WARNING, ERROR = 4.0, 16.0  # rho: found over expected
 CONTEXT = 32  # clean outputs that show how far the two runs are apart at this depth
 SMALL = 16  # tensors of fewer elements are figures: a sum that cancels may lose all its digits
+LARGE = 0.5  # relative: no few tokens make such a difference
 FLOOR = 4 * UNIT_ROUNDOFF_FP32  # two correct implementations in fp32 differ by a few units in the last place
 
 
@@ -58,8 +59,9 @@ class Expectation:
 
     def clean(self, row: int) -> None:
         """Note an output that is as expected: the next ones will be like it."""
-        self.errors[self.backward].append(self.error[row])
-        self._context[self.backward] = None
+        if self.error[row] > 0:  # tables that both sides compute alike say nothing about the others
+            self.errors[self.backward].append(self.error[row])
+            self._context[self.backward] = None
         self.norms[self.backward].append(self.rms[row] * math.sqrt(self.numel[row]))
 
     def context(self) -> float:
@@ -122,10 +124,12 @@ class Expectation:
         return max(norm, mean, extreme)
 
     def everywhere(self, row: int, expected: float) -> bool:
-        """Is more than half of the tensor off? A routing decision that went the other way moves a few tokens only. Figures cannot
-        tell: False."""
+        """Is most of the tensor off? A routing decision that went the other way moves a few tokens only: the median element stays,
+        and neither the whole nor its norm changes by half."""
         details = self.details.get(row)
-        return details is not None and details.p50 > WARNING * expected
+        if details is not None:
+            return details.p50 > WARNING * expected or details.relative_l2 > LARGE
+        return self.d_norm[row] > LARGE
 
     def parameter_rho(self, row: int) -> float:
         """rho of a parameter. Both sides are casts of one number, so that no element differs by more than the rounding of both

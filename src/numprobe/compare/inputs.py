@@ -153,7 +153,9 @@ def _gap(book: Ledger, pair: int, row: int, cause: str, rho: float) -> int:
 
 
 def shape_differs(book: Ledger, pair: int, row: int, maker: int) -> int:
-    if (maker >= 0 and book.state[maker] == FLIPPED) or book.first_flip < len(book.records):
+    flipped = (maker >= 0 and book.state[maker] == FLIPPED) or book.first_flip < len(book.records)
+    if flipped or _other_tokens(book, pair, row):
+        book.first_flip = min(book.first_flip, pair)
         book.state[row] = FLIPPED
         book.reason[row] = REASON["routing"]
         book.verdict[row] = INCOMPARABLE
@@ -165,3 +167,17 @@ def shape_differs(book: Ledger, pair: int, row: int, maker: int) -> int:
     found = book.new(cause, "shape", pair, row, FAIL, math.inf)
     book.verdict[row] = FAIL
     return found
+
+
+def _other_tokens(book: Ledger, pair: int, row: int) -> bool:
+    """Has an expert been given another number of tokens? Where routing is not recorded, that is the first that shows of it."""
+    t = book.records.target[pair]
+    op = book.target.ops[t]
+    inside = op if op.is_module else book.target.ops[book.target.parent[t]] if book.target.parent[t] >= 0 else None
+    if inside is None or "expert" not in inside.path:
+        return False
+    one, other = (
+        values.shapes[values.shape[i]]
+        for values, i in ((book.target.values, book.t[row]), (book.golden.values, book.g[row]))
+    )
+    return one is not None and other is not None and one[1:] == other[1:]

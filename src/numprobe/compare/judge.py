@@ -231,6 +231,9 @@ def _exact_output(book: Ledger, pair: int, kind: Family, out: int, flipped: bool
     noisy = any(book.error[r] > 0 for r in inputs if book.error[r] == book.error[r]) or (
         not exact and book.expect.context() > 0
     )
+    if not exact and book.findings and not flipped:  # what cannot be seen at the inputs may have come with them
+        book.hand_on(out, len(book.findings) - 1)
+        return
     if flipped or kind is Family.RANDOM or noisy or kind is Family.CREATE:
         book.state[out], book.verdict[out] = FLIPPED, WARN
         book.status[out] = "random" if kind is Family.RANDOM else "tie"
