@@ -123,10 +123,10 @@ def main() -> None:
     vocabulary = 512
     model = Whole(Llama(options["width"], options["layers"], vocabulary)).to(getattr(torch, options["dtype"]))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    seconds = []
+    seconds, cpu = [], []
     for _ in range(options["steps"]):
         ids = torch.randint(0, vocabulary, (2, options["tokens"] + 1))
-        began = time.perf_counter()
+        began, cpu_began = time.perf_counter(), time.process_time()
         if debugger is not None:
             debugger.start(model=model)
         logits = model(ids[:, :-1])
@@ -138,13 +138,14 @@ def main() -> None:
             debugger.stop()
             debugger.step()
         seconds.append(time.perf_counter() - began)
+        cpu.append(time.process_time() - cpu_began)
     digest = 0
     for parameter in model.parameters():
         digest = zlib.crc32(parameter.detach().view(torch.uint8).numpy().tobytes(), digest)
     size = sum(f.stat().st_size for f in (folder / "dump").rglob("*") if f.is_file())
     shutil.rmtree(folder)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print(json.dumps({"seconds": seconds, "digest": digest, "bytes": size, "peak_kb": peak, "loss": loss.item()}))
+    print(json.dumps({"seconds": seconds, "cpu": cpu, "digest": digest, "bytes": size, "peak_kb": peak, "loss": loss.item()}))
 
 
 if __name__ == "__main__":

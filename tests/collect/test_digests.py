@@ -134,12 +134,20 @@ def test_hash_has_no_collisions_among_single_bits() -> None:
     assert len(seen) == 16 * 64 + 1
 
 
+class Elsewhere(torch.Tensor):
+    """A CPU tensor that says it lies on a device."""
+
+    is_cpu = False  # type: ignore[assignment]
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    bytes_of = digests.bytes_of
+    monkeypatch.setattr(digests, "bytes_of", lambda t: bytes_of(t).as_subclass(Elsewhere))
+
+
 def test_folding_gives_the_xor_of_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """What runs on a device, run on the CPU: halves are folded until one word is left."""
-
-    class Elsewhere(torch.Tensor):
-        is_cpu = False  # type: ignore[assignment]
-
     for count in (1, 2, 3, 10, 17):
         tensor = torch.randint(-(2**62), 2**62, (count,))
         monkeypatch.setattr(digests, "bytes_of", lambda t: t.view(torch.uint8).as_subclass(Elsewhere))
@@ -148,8 +156,14 @@ def test_folding_gives_the_xor_of_devices(monkeypatch: pytest.MonkeyPatch) -> No
         assert digests.spell_xor64(int(folded)) == xor64(tensor)
 
 
+def test_the_crc_of_a_host_tensor_is_there_at_once() -> None:
+    tensor = torch.randn(1 << 20)
+    assert crc32_later(tensor) == crc32(tensor)
+
+
+@pytest.mark.usefixtures("elsewhere")
 def test_a_crc_that_comes_later_is_of_now() -> None:
-    tensors = [torch.randn(1 << 18) for _ in range(24)]
+    tensors = [torch.randn((1 << 18) + 1) for _ in range(24)]
     wanted = [f"{zlib.crc32(t.numpy().tobytes()):08x}" for t in tensors]
     later = []
     for tensor in tensors:
@@ -159,18 +173,20 @@ def test_a_crc_that_comes_later_is_of_now() -> None:
     assert digests._pool._held == 0
 
 
+@pytest.mark.usefixtures("elsewhere")
 def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(digests, "HELD_BYTES", 1 << 18)
-    tensor = torch.randn(1 << 17)
+    tensor = torch.randn(1 << 19)
     assert crc32_later(tensor) == crc32(tensor)  # a string: computed at once
 
 
+@pytest.mark.usefixtures("elsewhere")
 def test_one_processor_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
     monkeypatch.setattr(digests, "_pool", digests._Pool())
-    found = crc32_later(torch.ones(1 << 16))
+    found = crc32_later(torch.ones(1 << 20))
     assert callable(found)
-    assert found() == crc32(torch.ones(1 << 16))
+    assert found() == crc32(torch.ones(1 << 20))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
@@ -179,12 +195,14 @@ def test_a_forked_child_has_threads_of_its_own() -> None:
     program = """
 import os, torch
 torch.set_num_threads(1)
-from numprobe.collect.pytorch.digests import crc32, crc32_later
-ones = torch.ones(1 << 16)
-crc32_later(ones)()
+from numprobe.collect.pytorch import digests
+def one_by_a_thread():
+    digests._pool.reserve(1)
+    return digests._pool.submit(memoryview(b"1")).result(10)
+expected = one_by_a_thread()
 child = os.fork()
 if child == 0:
-    os._exit(0 if crc32_later(ones)() == crc32(ones) else 1)
+    os._exit(0 if one_by_a_thread() == expected else 1)
 raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
     assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0

@@ -420,6 +420,22 @@ def test_modes() -> None:
     assert figures(torch.empty(0), "xor") == {"md5": None}
 
 
+@pytest.mark.filterwarnings("ignore:.*quantize_per_tensor")
+@pytest.mark.parametrize("mode", ["statistics", "md5"])
+def test_the_short_way_of_host_tensors_gives_the_same(mode: str) -> None:
+    """Of tensors that are read in another way than their memory says, too."""
+    numbers = torch.tensor([1 + 2j, 3j]).conj()
+    tensors = [numbers, numbers[0], numbers.imag, numbers.imag[0], torch.eye(3).to_sparse(), torch.empty(0)]
+    tensors += [torch.quantize_per_tensor(t, 0.1, 0, torch.quint8) for t in (torch.ones(3), torch.tensor(1.0))]
+    tensors += [torch.empty(2, device="meta"), torch.tensor(1.0).to(torch.float8_e5m2), torch.ones(3, 4).bfloat16().t()]
+    for tensor in tensors:
+        short, careful = Statistics(mode), Statistics(mode)
+        careful._direct = False
+        short.add(tensor)
+        careful.add(tensor)
+        assert short.resolve() == careful.resolve()
+
+
 def test_reference_values_by_hand() -> None:
     assert figures(torch.tensor([1, 3]), compat=True) == {"Max": 3, "Min": 1, "Mean": None, "Norm": None}
     assert figures(torch.tensor([1.0, 3.0]).double(), compat=True)["Norm"] is None

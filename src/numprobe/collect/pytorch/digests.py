@@ -21,7 +21,7 @@ from numprobe.collect.pytorch.devices import current_stream
 from numprobe.collect.pytorch.plain import BASE, VARIABLE, array_of, as_strided, contiguous, data_of, numel, to, view
 
 HELD_BYTES = 32 << 20  # copies that may wait for a thread; beyond, the caller computes
-_AT_ONCE = 1 << 15  # bytes whose CRC costs less than handing it to a thread
+_AT_ONCE = 1 << 20  # bytes whose CRC costs less than handing it to a thread
 
 _arange = torch.arange
 _MASK = (1 << 64) - 1
@@ -43,17 +43,19 @@ def crc32(tensor: Tensor) -> str:
 
 
 def crc32_later(tensor: Tensor) -> str | Callable[[], str]:
-    """:func:`crc32` of the values of now, or for larger tensors what waits for it: a thread computes it from a copy."""
+    """:func:`crc32` of the values of now; of larger tensors of a device what waits for it, since a thread computes it.
+
+    Host tensors are done at once: to copy one for a thread and to wake that takes longer than its CRC.
+    """
     data = bytes_of(tensor)
     size = numel(data)
-    if size <= _AT_ONCE or not _pool.reserve(size):
+    if data.is_cpu or size <= _AT_ONCE or not _pool.reserve(size):
         return f"{zlib.crc32(_buffer(data)):08x}"
-    own = _buffer(to(data, "cpu", copy=True) if data.is_cpu else data)
-    return _pool.submit(own).result
+    return _pool.submit(_buffer(data)).result
 
 
 def _buffer(data: Tensor) -> memoryview:
-    array: Any = array_of(data if data.is_cpu else to(data, "cpu"))
+    array: Any = array_of(data if data.is_cpu else to(data, "cpu", copy=True))
     return memoryview(array)
 
 
