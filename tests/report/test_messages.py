@@ -15,18 +15,19 @@ from numprobe.diagnose.nan_overflow.result import NanResult, Params
 from numprobe.diagnose.overview import CATALOGUE as OVERVIEW
 from numprobe.diagnose.rl_consistency.messages import CATALOGUE as RL
 from numprobe.report.language import default_language
-from numprobe.report.messages import GENERIC, Mark, fields, say
+from numprobe.report.messages import GENERIC, Catalogue, Mark, fields, say
 
 from .nan_results import ALL
 
 SOURCE = Path(numprobe.__file__).parent
+CHECK = Catalogue((SOURCE / "collect" / "selfcheck" / "messages", *GENERIC.folders))
 FORMATS = {"count", "stat", "limit", "percent", "size", "signed", "duration", "ranks", "op", "path", "code", "bad", ""}
 FROM_THE_ANALYSIS = re.compile(
     r"(headline|evidence|term|limit|check|reason|note|row|class|bound|edge|grade|state|join|lineage|nan\.stage)\."
 )
 
 
-@pytest.mark.parametrize("catalogue", [GENERIC, CATALOGUE, COMPARE, RL], ids=["generic", "nan", "compare", "rl"])
+@pytest.mark.parametrize("catalogue", [GENERIC, CATALOGUE, COMPARE, RL, CHECK], ids=["generic", "nan", "compare", "rl", "check"])
 def test_both_languages_have_the_same_keys_and_fields(catalogue):
     en, zh = catalogue.templates("en"), catalogue.templates("zh")
     assert en.keys() == zh.keys()
@@ -86,7 +87,8 @@ def test_every_literal_key_in_the_code_exists():
         code,
     )
     assert len(keys) > 80
-    known = {**CATALOGUE.templates("en"), **OVERVIEW.templates("en"), **COMPARE.templates("en"), **RL.templates("en")}
+    catalogues = (CATALOGUE, OVERVIEW, COMPARE, RL, CHECK)
+    known = {key for catalogue in catalogues for key in catalogue.templates("en")}
     missing = {key for key in keys if key not in known and not key.endswith(".")}
     assert not missing
 
