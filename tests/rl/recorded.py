@@ -6,24 +6,22 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from tests.rl.models import Run, make_tokens
 from torch import Tensor
 
 from numprobe.diagnose.rl_consistency.result import Finding, RlResult
 from numprobe.diagnose.rl_consistency.skill import RlOptions, analyse
 from numprobe.pytorch import PrecisionDebugger
 
+from .models import Run, make_tokens
 
-def record(
-    folder: Path, run: Run, prompts: Sequence[Tensor] | None = None, level: str = "mix", **settings: object
-) -> Path:
-    """The folder of a dump of one forward pass."""
+
+def record(folder: Path, run: Run, level: str = "mix", batches: Sequence[Sequence[Tensor]] | None = None) -> Path:
+    """The folder of a dump of forward passes, one for every batch of prompts."""
     model = run.build()
-    prompts = make_tokens(vocab=run.config.vocab) if prompts is None else prompts
-    task = str(settings.pop("task", "statistics"))
-    with torch.no_grad(), PrecisionDebugger(task=task, dump_path=str(folder), level=level, **settings) as debugger:
+    with torch.no_grad(), PrecisionDebugger(task="statistics", dump_path=str(folder), level=level) as debugger:
         debugger.start(model=model)
-        model(prompts)
+        for prompts in [make_tokens(vocab=run.config.vocab)] if batches is None else batches:
+            model(prompts)
         debugger.stop()
         debugger.step()
     return folder
@@ -34,5 +32,12 @@ def compared(train: Path, rollout: Path) -> RlResult:
 
 
 def told(f: Finding) -> str:
-    """``class/kind role layers`` of a finding, for messages of tests."""
-    return f"{f.clazz}/{f.kind} {f.role} {f.layers} {f.slot} {f.error} {f.suspect}"
+    """``class/kind role layers`` of a finding."""
+    return f"{f.clazz}/{f.kind} {f.role} {f.layers}"
+
+
+def only(result: RlResult) -> Finding:
+    """The one finding of a result."""
+    assert result.verdict == "difference_found"
+    assert len(result.findings) == 1, [told(f) for f in result.findings]
+    return result.findings[0]

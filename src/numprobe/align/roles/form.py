@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from numprobe.align.calls import Calls
-from numprobe.align.roles.rules import Role, Rules, layer_container, standard_rules
+from numprobe.align.roles.rules import Role, Rules, roles_of
 from numprobe.record.names import FORWARD
 from numprobe.record.trace import INPUT
 
@@ -50,18 +50,16 @@ def modules_of(calls: Calls, rules: Rules | None = None) -> list[Module]:
 
     Classes that hand on what they get (Megatron's ``IdentityOp`` in the place of a fused norm) are left out.
     """
-    rules = rules or standard_rules()
     records = [
         i
         for i, op in enumerate(calls.ops)
         if op.kind == "module" and calls.phase[i] == FORWARD and "identity" not in op.api.lower()
     ]
-    container = layer_container(calls.ops[i].path for i in records)
+    paths = [calls.ops[i].path for i in records]
     seen: dict[str, int] = defaultdict(int)
     found = []
-    for i in records:
-        path = calls.ops[i].path
-        found.append(Module(i, rules.role(path, container), seen[path]))
+    for i, path, role in zip(records, paths, roles_of(paths, rules), strict=True):
+        found.append(Module(i, role, seen[path]))
         seen[path] += 1
     return found
 

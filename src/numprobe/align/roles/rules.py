@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -40,20 +40,32 @@ class Rules:
     wrappers: frozenset[str]
     roots: frozenset[str]
     towers: tuple[str, ...]
+    blocks: tuple[str, ...]
     outside: tuple[tuple[str, re.Pattern[str]], ...]
     layer: tuple[tuple[str, re.Pattern[str]], ...]
     merged: dict[str, list[str]]
 
     def role(self, path: str, container: str) -> Role:
-        """The role of a module path; ``container`` is the word before the layer numbers (``layers``, ``h``)."""
+        """The role of a module path; ``container`` is the word before the layer numbers (``layers``, ``h``). A tower has its own.
+
+        Roles that depend on what else is in the layer are left as they are: see :func:`roles_of`.
+        """
         parts = [p for p in path.split(".") if p not in self.wrappers]
-        tower = next((t for t in self.towers if t in parts), "")
+        while parts and parts[0].isdecimal():  # a list of model chunks
+            parts = parts[1:]
+        tower = next((p for p in parts if p in self.towers), "")
+        if tower:
+            parts = parts[parts.index(tower) + 1 :]
         plain = ".".join(parts)
-        found = re.search(rf"(?:^|\.){re.escape(container)}\.([0-9]+)(?:\.|$)", plain) if container else None
+        word = r"[A-Za-z_]+" if tower else re.escape(container)
+        found = re.search(rf"(?:^|\.){word}\.([0-9]+)(?:\.|$)", plain) if word else None
         if found is None:
             rest = ".".join(p for p in parts if p not in self.roots)
             return self._match(self.outside, rest, None, tower)
-        return self._match(self.layer, plain[found.end() :], int(found.group(1)), tower)
+        rest = plain[found.end() :]
+        for block in self.blocks:  # MTP: a layer in the layer
+            rest = rest.removeprefix(f"{block}.") if rest != block else ""
+        return self._match(self.layer, rest, int(found.group(1)), tower)
 
     @staticmethod
     def _match(rules: Iterable[tuple[str, re.Pattern[str]]], rest: str, layer: int | None, tower: str) -> Role:
@@ -93,6 +105,7 @@ def rules_from(content: dict[str, Any]) -> Rules:
         frozenset(content["wrappers"]),
         frozenset(content["roots"]),
         tuple(content["towers"]),
+        tuple(content["blocks"]),
         compiled("outside"),
         compiled("layer"),
         content["merged"],
@@ -110,3 +123,34 @@ def layer_container(paths: Iterable[str]) -> str:
             count[found.group(1)] += 1
     several = [word for word, _ in count.most_common() if len(numbers[word]) > 1] or [w for w, _ in count.most_common()]
     return "layers" if "layers" in several else next(iter(several), "")
+
+
+def roles_of(paths: Sequence[str], rules: Rules | None = None) -> list[Role]:
+    """The roles of all module paths of a model."""
+    rules = rules or standard_rules()
+    container = layer_container(paths)
+    return _told_by_neighbours([rules.role(path, container) for path in paths])
+
+
+def _told_by_neighbours(roles: Sequence[Role]) -> list[Role]:
+    """Names that mean one thing or another, depending on what else is in the layer.
+
+    ``q_layernorm`` is behind the projection to heads, or with MLA between the two projections; ``post_attention_layernorm`` is in
+    front of the MLP, or right behind the attention where another norm is in front of the MLP (Gemma); a layer with ``eh_proj``
+    is a head for multi-token prediction, which Megatron numbers on its own.
+    """
+    inside: dict[tuple[str, int | None], set[str]] = defaultdict(set)
+    for role in roles:
+        inside[role.tower, role.layer].add(role.name)
+    heads = sorted(n for (tower, n), names in inside.items() if n is not None and not tower and "mtp_proj" in names)
+    changed = []
+    for role in roles:
+        names = inside[role.tower, role.layer]
+        if role.name == "q_norm" and names & {"q_a", "qkv_a"}:
+            role = replace(role, name="q_a_norm")
+        elif role.name == "mlp_norm_or_post":
+            role = replace(role, name="attn_post_norm" if "mlp_norm" in names else "mlp_norm")
+        if not role.tower and role.layer in heads:
+            role = replace(role, tower="mtp", layer=heads.index(role.layer))
+        changed.append(role)
+    return changed

@@ -20,7 +20,7 @@ import numpy as np
 from numprobe.align.calls import Calls
 from numprobe.align.roles.figures import together
 from numprobe.align.roles.form import EXPERTS, NORM_BEFORE, Form, Module, Numbering, has_norm_inside
-from numprobe.align.roles.rules import Rules, standard_rules
+from numprobe.align.roles.rules import Role, Rules, standard_rules
 from numprobe.formats.msprobe.values import ABSENT, GIVEN, ValueTable
 from numprobe.record.names import FORWARD, parse_name
 from numprobe.record.trace import INPUT, OUTPUT, PARAMETER
@@ -105,8 +105,9 @@ def canonical(
     """The canonical form of a run."""
     rules = rules or standard_rules()
     groups: dict[tuple[Place, int], dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    path = _outermost(calls, modules)
     for m in modules:
-        if m.call in numbering.calls:
+        if m.call in numbering.calls and calls.ops[m.record].path == path[m.role]:
             place = (m.role.tower, m.role.layer, m.role.part)
             groups[place, numbering.calls[m.call]][m.role.name].append(m.record)
     experts = _experts(groups)
@@ -126,6 +127,15 @@ def canonical(
     side = Calls(calls.dump, _table(names, rows, calls.values), [-1] * count, [""] * count, [FORWARD] * count)
     unknown = [calls.values.names[m.record] for m in modules if not m.role.known]
     return RoleSide(side, modules, origin, calls, unknown, numbering.left_out)
+
+
+def _outermost(calls: Calls, modules: Sequence[Module]) -> dict[Role, str]:
+    """The path of every role; of several (wrappers, the base layer under an adapter) the outermost."""
+    found: dict[Role, str] = {}
+    for m in modules:
+        path = calls.ops[m.record].path
+        found[m.role] = min(found.get(m.role, path), path, key=lambda p: p.count("."))
+    return found
 
 
 Experts = dict[str, list[int]]  # role -> records of all experts

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from numprobe.align.roles.side import CORE, LINEAR, NORM_LINEAR, RoleSide
+from numprobe.align.roles.side import CORE, LINEAR, MIXTURE, NORM_LINEAR, RoleSide
 from numprobe.compare.ledger import Finding
 from numprobe.diagnose.rl_consistency.view import View, ratio, role_of
 from numprobe.record.names import parse_name
@@ -26,6 +26,7 @@ BLIND = {
     "attn_norm": ("order",),
     "final_norm": ("order",),
 }
+BLIND_INSIDE = {CORE: ("rotary", "qkv_rows"), NORM_LINEAR: ("order",), MIXTURE: ("gate_up",)}
 
 
 @dataclass(frozen=True)
@@ -60,25 +61,32 @@ def meaning(view: View, f: Finding) -> Meaning:
 def _inside(view: View, f: Finding, role: str) -> Meaning:
     """An output that differs though the inputs agree."""
     kind = parse_name(view.name(f.pair)).api
-    if kind in (LINEAR, NORM_LINEAR):
-        if not view.of_pair(f.pair, PARAMETER):
-            return Meaning("parameter_difference", "unrecorded")
-        if not view.measures.from_tensors[f.row]:  # nobody multiplies matrices wrongly: the order is another one
-            return Meaning("implementation_difference", "order", (*BLIND.get(role, ()), "order"))
-    if kind == CORE and not view.measures.from_tensors[f.row]:
-        return Meaning("implementation_difference", "inside", BLIND["core"])
-    return Meaning("implementation_difference", "inside")
+    if kind in (LINEAR, NORM_LINEAR) and not view.of_pair(f.pair, PARAMETER):
+        return Meaning("parameter_difference", "unrecorded")
+    if kind == MIXTURE and _other_activation(view, f):
+        return Meaning("configuration_difference", "different")
+    if view.measures.from_tensors[f.row]:
+        return Meaning("implementation_difference", "inside")
+    if kind == LINEAR:  # nobody multiplies matrices wrongly: the order is another one
+        return Meaning("implementation_difference", "order", (*BLIND.get(role, ()), "order"))
+    return Meaning("implementation_difference", "inside", BLIND_INSIDE.get(kind, ()))
 
 
 def _activation(view: View, f: Finding) -> Meaning:
     """The gate's activation: recorded on both sides, on one, or on none."""
-    op = parse_name(view.name(f.pair))
-    train, rollout = (activations(side, op.layer) for side in (view.train, view.rollout))
-    if train and rollout:
-        if train != rollout:
-            return Meaning("configuration_difference", "different")
+    if _other_activation(view, f):
+        return Meaning("configuration_difference", "different")
+    layer = parse_name(view.name(f.pair)).layer
+    if activations(view.train, layer) and activations(view.rollout, layer):
         return Meaning("implementation_difference", "unrecorded", BLIND["down"])
     return Meaning("missing_operator", "unrecorded", BLIND["down"])
+
+
+def _other_activation(view: View, f: Finding) -> bool:
+    """Do both sides record an activation in this layer, and not the same?"""
+    layer = parse_name(view.name(f.pair)).layer
+    train, rollout = activations(view.train, layer), activations(view.rollout, layer)
+    return bool(train and rollout and train != rollout)
 
 
 def activations(side: RoleSide, layer: int | None) -> set[str]:

@@ -135,7 +135,7 @@ def _segment(view: View, anchor: int | None, suspect: int) -> list[str]:
             for m in side.modules
             if begin < m.record < end
             and m.record not in paired
-            and (not calls.children[m.record] or m.role.name in _BETWEEN)
+            and (m.role.name in _BETWEEN or not any(calls.ops[i].is_module for i in calls.children[m.record]))
         }
         apis = {
             i
