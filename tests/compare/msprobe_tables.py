@@ -9,11 +9,12 @@ from pathlib import Path
 
 from numprobe.compare.msprobe.columns import STACK, Mode, header
 from numprobe.compare.msprobe.figures import figures_for
-from numprobe.compare.msprobe.pairing import pair_by_name
 from numprobe.compare.msprobe.rows import Row, cells, rows
 from numprobe.formats.dump import RankDump, open_dump
 from numprobe.formats.tensors import TensorFolder
 from numprobe.record.trace import Record
+
+from .by_name import pair_by_name
 
 Table = tuple[list[str], list[list[str]]]
 

@@ -225,7 +225,7 @@ def test_paths_that_lead_nowhere(tmp_path: Path) -> None:
     assert "E-CMP-035" in merge(tmp_path, "empty").err
     assert "E-CMP-032" in merge(tmp_path, "compare_result_rank0_20260101000000.csv").err
     assert "E-CMP-032" in merge(tmp_path, "nowhere.parquet").err
-    assert "E-CMP-037" in merge(tmp_path, RANKS / "result", "--config", "nowhere.yaml").err
+    assert "E-CMP-010" in merge(tmp_path, RANKS / "result", "--config", "nowhere.yaml").err
     assert merge(tmp_path).code == 2
 
 

@@ -9,13 +9,13 @@ import pytest
 from numprobe.align.calls import read_calls
 from numprobe.compare.msprobe.columns import Mode, header
 from numprobe.compare.msprobe.items import Item, items_of
-from numprobe.compare.msprobe.pairing import pair_by_name
 from numprobe.compare.msprobe.rows import cells, comparable, rows
 from numprobe.compare.msprobe.tables import rank_rows
 from numprobe.compare.msprobe.verdicts import judge
 from numprobe.compare.msprobe.workbook import read_rows
 from numprobe.record.names import parse_name
 
+from .by_name import pair_by_name
 from .msprobe_tables import (
     column,
     compare_folder,

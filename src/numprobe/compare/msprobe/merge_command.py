@@ -61,8 +61,9 @@ def merge_to_folder(
     """Merge and write the run's folder.
 
     Raises:
-        NumprobeError: as :func:`~numprobe.compare.msprobe.inputs.read_results`, E-CMP-036 no row that was asked for, E-CMP-037
-            the configuration cannot be read, E-OUT-001 or E-OUT-002 the folder cannot be used.
+        NumprobeError: as :func:`~numprobe.compare.msprobe.inputs.read_results` and
+            :func:`~numprobe.compare.msprobe.selection.read_selection`, E-CMP-036 no row that was asked for, E-OUT-001 or
+            E-OUT-002 the folder cannot be used.
     """
     selection = read_selection(config) if config is not None else Selection()
     with without_collector():
