@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from numprobe.formats.dump import RankDump
 from numprobe.formats.msprobe.values import ValueTable
-from numprobe.formats.tensors import TensorFolder
-from numprobe.metrics.stream import Tensor
+from numprobe.formats.tensors import TensorFile, TensorFolder
 from numprobe.record.names import BACKWARD, FORWARD, PARAMETERS_GRAD, OpName
 
 RECOMPUTE = "recompute"
@@ -22,7 +21,7 @@ RECOMPUTE = "recompute"
 class Tensors(Protocol):
     """Tensors by the names that a value table gives their files."""
 
-    def open(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
+    def open(self, name: str, shape: tuple[int, ...] | None = None) -> TensorFile:
         """As :meth:`~numprobe.formats.tensors.TensorFolder.open`."""
         ...
 
