@@ -62,7 +62,7 @@ def render_html(result: CompareResult, lang: str, *, artifacts: Sequence[str] = 
         "of": lambda function, *values: lambda language: function(*values, language),
         "wrapped": wrapped,
         "infinite": math.inf,
-        "notes": _notes(result),
+        "notes": view.notes(result),
         "compared": sum(pair.compared for pair in result.ranks),
         "partial": [pair.target or pair.golden for pair in result.ranks if pair.status == "partial"],
         "maps": [drawn(heat_map) for heat_map in maps],
@@ -95,12 +95,6 @@ def _title(result: CompareResult, first: Finding | None) -> str:
     name = (first.op or first.golden_op or "") if first and result.verdict == "fail" else ""
     start, end = telling_part(name)
     return f"numprobe compare: {name[start:end] or name or say('en', f'verdict.{result.verdict}')}"
-
-
-def _notes(result: CompareResult) -> list[view.Said]:
-    """What limits the comparison as a whole."""
-    levels = (note.split(":", 2)[1:] for note in result.notes if note.startswith("levels:"))
-    return [view.Said("note.levels", {"target": target, "golden": golden}) for target, golden in levels]
 
 
 def _rank_rows(ranks: Sequence[RankPair]) -> list[RankPair]:

@@ -24,10 +24,8 @@ def render_markdown(result: CompareResult, lang: str) -> str:
     ]
     if result.detection_limit is not None:
         lines += ["", say(lang, "screen.limit_text", limit=result.detection_limit)]
-    for note in result.notes:
-        kind, *values = note.split(":")
-        if kind == "levels":
-            lines += ["", say(lang, "note.levels", target=values[0], golden=values[1])]
+    for note in view.notes(result):
+        lines += ["", joined(CATALOGUE.pieces(lang, note.key, note.values))]
     steps = view.next_steps(result)
     if steps:
         lines += ["", f"## {say(lang, 'screen.next')}", ""]

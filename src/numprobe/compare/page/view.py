@@ -36,6 +36,7 @@ def sentence(f: Finding) -> Said:
     """What a finding says."""
     op = f.op or f.golden_op or ""
     values: dict[str, object] = {"op": op, "slot": f.slot, "error": _shown(f.error), "expected": _shown(f.expected)}
+    values["ranks"] = sorted(f.ranks)
     if f.cause == "unmatched":
         side = "target" if f.reason == "only_target" else "golden"
         return Said(
@@ -55,7 +56,7 @@ def sentence(f: Finding) -> Said:
         )
     if f.cause == "parameter":
         return Said(
-            "headline.parameter.nonfinite" if f.reason else "headline.parameter", {**values, "parameter": f.parameter}
+            f"headline.parameter.{f.reason}" if f.reason else "headline.parameter", {**values, "parameter": f.parameter}
         )
     key = f"headline.{f.cause}.{f.reason}" if f.reason and f.cause in ("introduced", "input") else f"headline.{f.cause}"
     return Said(key, values)
@@ -68,6 +69,20 @@ def _shown(error: float | None) -> float | None:
 def layout(f: Finding) -> Said | None:
     """In which order the target holds the golden elements, if that is all."""
     return Said("layout.same", {"layout": f.layout}) if f.layout else None
+
+
+def notes(result: CompareResult) -> list[Said]:
+    """What limits the comparison as a whole."""
+    said = []
+    for note in result.notes:
+        kind, *values = note.split(":")
+        if kind == "levels":
+            said.append(Said("note.levels", {"target": values[0], "golden": values[1]}))
+        elif kind == "merged":
+            counts = dict(pair.split("=") for pair in values[2].split(",") if pair)
+            shown = {name: int(counts[name]) if name in counts else None for name in ("split", "replicated", "partial")}
+            said.append(Said("note.merged", {"side": values[0], "ranks": values[1].replace("+", ", "), **shown}))
+    return said
 
 
 def place(f: Finding, lang: str) -> str:
