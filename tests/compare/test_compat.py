@@ -120,6 +120,23 @@ def test_ranks_pair_by_number(tmp_path: Path) -> None:
     assert len(ran.json["not_compared"]) == 2
 
 
+def test_ranks_that_are_put_together_are_one_result(tmp_path: Path) -> None:
+    """Two tensor parallel ranks against one: whole tensors, under the number of the first rank."""
+    engines = INTEROP / "engines"
+    ran = compare(tmp_path, engines / "megatron_tp2/step0", engines / "megatron/step0")
+    assert ran.code in (0, 1), ran.err
+    assert files(tmp_path / "out") == ["compare_result_rank0_T.csv"]
+    head, lines = csv_table(the_csv(tmp_path / "out"))
+    paired = [line for line in lines if line[1] != "N/A" and ".parameters." in line[0]]
+    assert len(paired) > 10
+    shapes = [head.index(name) for name in ("NPU Tensor Shape", "Bench Tensor Shape")]
+    assert all(line[shapes[0]] == line[shapes[1]] for line in paired)
+    (tmp_path / "first").mkdir()
+    assert (
+        compare(tmp_path / "first", engines / "megatron_tp2/step0", engines / "megatron/step0", "-da").code == ran.code
+    )
+
+
 def test_a_process_folder(tmp_path: Path) -> None:
     for side in ("target", "golden"):
         shutil.copytree(RANKS / side / "step0" / "rank0", tmp_path / side / "step0" / f"proc{len(side)}7")
