@@ -2,7 +2,9 @@
 
     PYTHON collect_program.py '{"tool": "numprobe", "level": "mix", "task": "statistics", ...}'
 
-Prints one JSON line: seconds of every step, parameters' digest after the last, size of the dump, peak memory.
+Prints one JSON line: wall and processor seconds of every step, those of them that went into writing json, parameters' digest
+after the last step, size of the dump; of the task tensor also what torch.save alone takes for the tensors of the last step.
+With ``calls`` there is one step of so many additions of small tensors instead of training, and the growth of the memory.
 """
 
 from __future__ import annotations
@@ -113,6 +115,64 @@ def debugger_of(options: dict[str, Any], folder: Path) -> Any:
     return PrecisionDebugger(config_path=str(path))
 
 
+class Stopwatch:
+    """Seconds spent in a function that is replaced by one that looks at the clock."""
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self.seconds = 0.0
+        original = getattr(owner, name)
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            began = time.process_time()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self.seconds += time.process_time() - began
+
+        setattr(owner, name, timed)
+
+
+def writing_of(tool: str) -> Stopwatch:
+    """What writes a tool's json: of msProbe the standard library's function, as it is seen from outside."""
+    if tool == "numprobe":
+        from numprobe.collect.pytorch.recorder import Recorder
+
+        return Stopwatch(Recorder, "write")
+    return Stopwatch(json, "dump")
+
+
+def save_alone(dump: Path, folder: Path) -> list[float]:
+    """Wall and processor seconds that torch.save takes for the tensors of a dump's last step; the least of three times."""
+    last = max(dump.glob("step*"), key=lambda step: int(step.name[4:]))
+    tensors = {file.name: torch.load(file, weights_only=True) for file in last.rglob("*.pt")}
+    best = [float("inf")] * 2
+    for i in range(3):
+        out = folder / f"alone{i}"
+        out.mkdir()
+        began, cpu_began = time.perf_counter(), time.process_time()
+        for name, tensor in tensors.items():
+            torch.save(tensor, out / name)
+        best = [min(best[0], time.perf_counter() - began), min(best[1], time.process_time() - cpu_began)]
+        shutil.rmtree(out)
+    return best
+
+
+def many_calls(debugger: Any, calls: int) -> None:
+    """One step; an addition makes three records, of its arguments and its result."""
+    one, other = torch.ones(8), torch.ones(8)
+    for count in (100, calls):  # the first few import and fill caches
+        if debugger is not None:
+            debugger.start()
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        for _ in range(count):
+            torch.add(one, other)
+        if debugger is not None:
+            debugger.stop()
+            debugger.step()
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    print(json.dumps({"records": 3 * calls, "grown_kb": grown}))
+
+
 def main() -> None:
     options = json.loads(sys.argv[1])
     torch.set_num_threads(options.get("threads", 1))
@@ -120,13 +180,18 @@ def main() -> None:
     scratch = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
     folder = Path(tempfile.mkdtemp(dir=scratch))
     debugger = debugger_of(options, folder)
+    writing = writing_of(options["tool"])
+    if "calls" in options:
+        many_calls(debugger, options["calls"])
+        shutil.rmtree(folder)
+        return
     vocabulary = 512
     model = Whole(Llama(options["width"], options["layers"], vocabulary)).to(getattr(torch, options["dtype"]))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    seconds, cpu = [], []
+    seconds, cpu, written = [], [], []
     for _ in range(options["steps"]):
         ids = torch.randint(0, vocabulary, (2, options["tokens"] + 1))
-        began, cpu_began = time.perf_counter(), time.process_time()
+        began, cpu_began, written_before = time.perf_counter(), time.process_time(), writing.seconds
         if debugger is not None:
             debugger.start(model=model)
         logits = model(ids[:, :-1])
@@ -139,13 +204,23 @@ def main() -> None:
             debugger.step()
         seconds.append(time.perf_counter() - began)
         cpu.append(time.process_time() - cpu_began)
+        written.append(writing.seconds - written_before)
     digest = 0
     for parameter in model.parameters():
         digest = zlib.crc32(parameter.detach().view(torch.uint8).numpy().tobytes(), digest)
-    size = sum(f.stat().st_size for f in (folder / "dump").rglob("*") if f.is_file())
+    dump = folder / "dump"
+    result = {
+        "seconds": seconds,
+        "cpu": cpu,
+        "writing": written,
+        "digest": digest,
+        "bytes": sum(f.stat().st_size for f in dump.rglob("*") if f.is_file()),
+        "loss": loss.item(),
+    }
+    if options["tool"] == "numprobe" and options["task"] == "tensor":
+        result["save_alone"] = save_alone(dump, folder)
+    print(json.dumps(result))
     shutil.rmtree(folder)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print(json.dumps({"seconds": seconds, "cpu": cpu, "digest": digest, "bytes": size, "peak_kb": peak, "loss": loss.item()}))
 
 
 if __name__ == "__main__":
