@@ -30,8 +30,9 @@ UNSEEN = torch._C.TensorBase  # its methods are not the ones that a recorder wra
 
 @dataclass(frozen=True)
 class Case:
-    """``pad``: the vocabulary is a multiple of that many rows. ``split``: each data parallel rank has its part of the batch,
-    otherwise all have the same. ``separate``: q, k and v have weights of their own, and ranks may share a k and v head.
+    """``pad``: the vocabulary is a multiple of that many rows. ``data``: data parallel ranks have the same batch, each
+    its part of it (``split``), or each one of its own (``other``). ``experts``: so many in the place of every MLP, each whole on
+    one rank, and counted from 0 there. ``separate``: q, k and v have weights of their own, and ranks may share a k and v head.
     ``fault`` is on rank ``where``."""
 
     layers: int = 2
@@ -40,12 +41,12 @@ class Case:
     dp: int = 1
     sequence: bool = False
     pad: int = 1
-    split: bool = False
+    data: str = "same"
+    experts: int = 0
     separate: bool = False
     fault: str = ""
     where: int = 1
     dtype: str = "float32"
-    seed: int = 0
 
 
 CASES = {
@@ -53,17 +54,26 @@ CASES = {
     "one_deep": Case(layers=4),
     "one_bf16": Case(dtype="bfloat16"),
     "one_separate": Case(separate=True),
+    "one_experts": Case(experts=4),
     "tp2": Case(tp=2),
+    "tp2_deep": Case(layers=4, tp=2),
+    "tp2_separate": Case(tp=2, separate=True),
+    "ep2": Case(tp=2, experts=4),
+    "ep2_fc1": Case(tp=2, experts=4, fault="fc1"),
     "tp2_bf16": Case(tp=2, dtype="bfloat16"),
     "sp2": Case(tp=2, sequence=True),
     "tp4": Case(tp=4, separate=True),
     "pad2": Case(tp=2, pad=32),
     "pp2": Case(layers=4, pp=2),
     "dp2": Case(dp=2),
-    "split2": Case(dp=2, split=True),
+    "split2": Case(dp=2, data="split"),
+    "other2": Case(dp=2, data="other"),
+    "other2_fc1": Case(dp=2, data="other", fault="fc1"),
     "tp2pp2": Case(layers=4, tp=2, pp=2),
     "tp2dp2": Case(tp=2, dp=2),
-    **{f"tp2_{fault}": Case(tp=2, fault=fault) for fault in ("fc1", "fc2", "nan", "element", "norm", "partial", "gain")},
+    **{
+        f"tp2_{fault}": Case(tp=2, fault=fault) for fault in ("fc1", "fc2", "nan", "element", "norm", "partial", "gain")
+    },
     "sp2_fc2": Case(tp=2, sequence=True, fault="fc2"),
     "sp2_element": Case(tp=2, sequence=True, fault="element"),
     "sp2_partial": Case(tp=2, sequence=True, fault="partial"),
@@ -290,6 +300,30 @@ class MLP(nn.Module):
         return self.linear_fc2(self.product(y))
 
 
+class Experts(nn.Module):
+    """Every rank has some experts, all tokens go to all of them, and what they give is added up by the router's weights."""
+
+    def __init__(self, name: str, case: Case, group: Group, fault: str) -> None:
+        super().__init__()
+        self.group = group
+        self.router = nn.Linear(HIDDEN, case.experts, bias=False)
+        self.router.weight.data = drawn(f"{name}.router", case.experts, HIDDEN)
+        each = case.experts // group.size
+        self.first, one = group.rank * each, Group([0], 0, None)
+        whole = Case(experts=0)
+        self.experts = nn.ModuleList(
+            MLP(f"{name}.experts.{self.first + i}", whole, one, fault if not i else "") for i in range(each)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.group.copy(x)
+        weights = F.softmax(self.router(x), -1)
+        y = torch.zeros_like(x)
+        for i, expert in enumerate(self.experts):
+            y = y + expert(x) * weights[..., self.first + i, None]
+        return self.group.sum(y)
+
+
 class Layer(nn.Module):
     def __init__(self, name: str, case: Case, group: Group, fault: str) -> None:
         super().__init__()
@@ -297,7 +331,7 @@ class Layer(nn.Module):
         self.attention = Attention(f"{name}.attention", case, group)
         self.pre_mlp_norm = RMSNorm(f"{name}.pre_mlp_norm")
         self.after_norm = Fault("norm" if fault == "norm" else "")
-        self.mlp = MLP(f"{name}.mlp", case, group, fault)
+        self.mlp = (Experts if case.experts else MLP)(f"{name}.mlp", case, group, fault)
         if fault == "gain":
             with torch.no_grad():
                 self.pre_mlp_norm.weight.mul_(1.03)
@@ -352,9 +386,9 @@ def run(case: Case, folder: Path, rank: int) -> None:
     each = world // case.pp
     stage, replica = rank // each, rank % each // case.tp
     model = Decoder(case, rank, group, stage).to(getattr(torch, case.dtype))
-    draw = torch.Generator().manual_seed(case.seed)
+    draw = torch.Generator().manual_seed(replica if case.data == "other" else 0)
     tokens = torch.randint(0, VOCABULARY, (TOKENS, BATCH), generator=draw)
-    if case.split:
+    if case.data == "split":
         tokens = tokens.chunk(case.dp, 1)[replica]
     with PrecisionDebugger(dump_path=str(folder), level="mix", task="tensor", tensor_format="safetensors") as debugger:
         debugger.start(model=model)

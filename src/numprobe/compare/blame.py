@@ -24,6 +24,7 @@ from numprobe.metrics.distance import distance
 from numprobe.record.errors import NumprobeError
 from numprobe.record.trace import OUTPUT
 
+SAME_FACTOR = 1e-5
 DISTINCT = 3.0  # a deviation that is so much larger than every other one is one rank's
 Floats = NDArray[np.float64]
 
@@ -114,9 +115,9 @@ def _by_figures(side: MergedCalls, other: ValueTable, row: int, partner: Rows, e
     scale = np.maximum(np.abs(whole[:2]), 1e-300)
     slack = scale * max(2 * expected if expected == expected else 0.0, 1e-6)
     beyond = (parts[:, 0] > whole[0] + slack[0]) | (parts[:, 1] < whole[1] - slack[1])
-    if beyond.any():
-        return _numbers(beyond)
     right: NDArray[np.bool_] = (np.abs(parts[:, :2] - whole[:2]) <= slack).max(1)
+    if beyond.any():
+        return _numbers(beyond if not _others_too(parts, whole, beyond) else ~right)
     left = _numbers(~right) or list(range(len(own)))
     if len(left) > 1:
         apart = _unusual(side, other, row, partner)[left]
@@ -124,6 +125,17 @@ def _by_figures(side: MergedCalls, other: ValueTable, row: int, partner: Rows, e
         if first > DISTINCT * second:
             return [left[int(np.argmax(apart))]]
     return left
+
+
+def _others_too(parts: Floats, whole: Floats, beyond: NDArray[np.bool_]) -> bool:
+    """One part is the whole's times a factor, by both its extremes; if it alone were, its norm would say the same factor."""
+    if beyond.sum() != 1:
+        return False
+    [one] = np.flatnonzero(beyond)
+    with np.errstate(all="ignore"):
+        high, low = parts[one, :2] / whole[:2]
+        norm = parts[one, 3] / np.sqrt(whole[3] ** 2 - (parts[~beyond, 3] ** 2).sum())
+    return bool(abs(high - low) <= SAME_FACTOR * abs(high) and not abs(norm - high) <= 100 * SAME_FACTOR * abs(high))
 
 
 def _numbers(chosen: np.bool_ | NDArray[np.bool_]) -> list[int]:

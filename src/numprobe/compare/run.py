@@ -16,7 +16,7 @@ from numprobe.compare import result as data
 from numprobe.compare.msprobe.output import Compat, write_rank
 from numprobe.compare.processing import NO_PROCESSING, Processing
 from numprobe.compare.rank import WORST, RankOutcome, RankTask, compare_ranks, summarize
-from numprobe.compare.sharded import Pairing, among_copies, fit_ranks, refuse_other_runs, same_size
+from numprobe.compare.sharded import Pairing, fit_ranks, refuse_other_runs, same_size, settle_copies
 from numprobe.compare.table import table_of, write_parquet
 from numprobe.execution.executor import choose
 from numprobe.execution.stages import Listener, Stages, ignore
@@ -277,10 +277,10 @@ def conclude(
             do="check that both folders hold dump.json files that you may read",
             reason=outcomes[0].pair.note if outcomes else "",
         )
+    settle_copies(read)
     counts: Counter[str] = Counter(dict.fromkeys(data.VERDICTS, 0))
     for outcome in read:
         counts.update(outcome.pair.counts)
-    among_copies([(o.pair, o.findings) for o in read])
     findings, later = _of_first_step(_collapsed(_without_received([f for o in read for f in o.findings])))
     compared, recorded = sum(o.pair.compared for o in read), sum(o.recorded for o in read)
     levels = {o.levels for o in read if o.levels[0] != o.levels[1]}

@@ -6,6 +6,9 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
+
+import msgspec
 
 from numprobe.align.shards.grid import sort_ranks
 from numprobe.align.shards.joined import JoinedCalls
@@ -19,6 +22,7 @@ from numprobe.formats.layout import RankFolder, StepFolder
 from numprobe.record.errors import NumprobeError
 
 Pairing = tuple[RankFolder, RankFolder, Unit | None]
+OTHER_BATCH = "another batch than the golden run: parameters only"
 NAMED = 4  # ranks of a group that its name lists
 
 
@@ -115,23 +119,41 @@ def _cases(side: JoinedCalls) -> str:
     return ",".join([*told, f"averaged={side.averaged}"] if side.averaged > 1 else told)
 
 
-def among_copies(outcomes: Sequence[tuple[data.RankPair, list[data.Finding]]]) -> None:
-    """Of several copies of a model that are compared with one golden rank: what only some of them show, though all should agree,
-    is a divergence of ranks."""
-    copies: dict[tuple[int | None, str], list[list[data.Finding]]] = defaultdict(list)
-    for pair, findings in outcomes:
-        copies[pair.step, pair.golden].append(findings)
-    for group in copies.values():
-        if len(group) < 2:
-            continue
-        seen = Counter(key for findings in group for key in {_event(f) for f in findings})
-        for finding in (f for findings in group for f in findings):
+class Outcome(Protocol):
+    """What a comparison of one pair of ranks leaves."""
+
+    pair: data.RankPair
+    findings: list[data.Finding]
+    heat: list[data.Cell]
+    recorded: int
+
+
+def settle_copies(outcomes: Sequence[Outcome]) -> None:
+    """Of several copies of a model that are compared with one golden rank: a copy that worked on another batch than the golden
+    run, where one worked on the same, is left with what it says of parameters; and what only some copies show, though all should
+    agree, is a divergence of ranks."""
+    copies: dict[tuple[int | None, str], list[Outcome]] = defaultdict(list)
+    for outcome in outcomes:
+        copies[outcome.pair.step, outcome.pair.golden].append(outcome)
+    for group in (g for g in copies.values() if len(g) > 1):
+        other = [any(f.cause == "input" for f in o.findings) for o in group]
+        if not all(other):
+            for outcome in (o for o, is_other in zip(group, other, strict=True) if is_other):
+                _leave_parameters(outcome)
+        seen = Counter(key for o in group for key in {_event(f) for f in o.findings})
+        for finding in (f for o in group for f in o.findings):
             if (
                 finding.cause in ("parameter", "introduced")
                 and not finding.reason
                 and seen[_event(finding)] < len(group)
             ):
                 finding.reason = "rank_divergence"
+
+
+def _leave_parameters(outcome: Outcome) -> None:
+    outcome.findings = [f for f in outcome.findings if f.cause == "parameter"]
+    outcome.heat, outcome.recorded = [], 0
+    outcome.pair = msgspec.structs.replace(outcome.pair, note=OTHER_BATCH, compared=0, counts={})
 
 
 def _event(f: data.Finding) -> tuple[object, ...]:

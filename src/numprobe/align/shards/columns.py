@@ -89,19 +89,35 @@ def _order(calls: Calls, stage: int) -> list[tuple[_Key, int]]:
         while parent >= 0:
             i, parent = parent, calls.parent[parent]
         micro.append(calls.ops[i].call if calls.ops[i].is_module else -1)
-    back = [op.direction == BACKWARD for op in calls.ops]
+    back = _of_backward(calls, micro)
     for way, indices in ((False, range(len(micro) - 1, -1, -1)), (True, range(len(micro)))):
         near = -1
         for i in indices:
-            if back[i] != way:
-                continue
-            near = micro[i] if micro[i] >= 0 else near
-            micro[i] = near
+            if back[i] == way:
+                near = micro[i] = micro[i] if micro[i] >= 0 else near
     last = max(micro, default=0)
     return [
         ((last if calls.around[i] or m < 0 else m, back[i], -stage if back[i] else stage, i), i)
         for i, m in enumerate(micro)
     ]
+
+
+def _of_backward(calls: Calls, micro: Sequence[int]) -> list[bool]:
+    """Does a record belong to the backward pass? A forward call outside of modules does (a collective, say) that stands behind
+    backward records, and not before a module's forward."""
+    back = [op.direction == BACKWARD for op in calls.ops]
+    loose = [not b and m < 0 for b, m in zip(back, micro, strict=True)]
+    follows = False  # the next record that is not loose is one of forward
+    ahead = []
+    for b, free in zip(reversed(back), reversed(loose), strict=True):
+        follows = follows if free else not b
+        ahead.append(follows)
+    behind = False
+    found = []
+    for b, free, forward in zip(back, loose, reversed(ahead), strict=True):
+        behind = behind if free else b
+        found.append(b or (free and behind and not forward))
+    return found
 
 
 def _containers_once(ranks: Ranks, found: Sequence[tuple[_Key, _Entry]]) -> list[tuple[_Key, _Entry]]:

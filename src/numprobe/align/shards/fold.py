@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+import re
+from collections.abc import Container, Hashable, Iterator, Sequence
 
 import numpy as np
 
+from numprobe.align.calls import Calls
 from numprobe.align.leaves import pair_leaves
-from numprobe.align.records import pair_records
+from numprobe.align.records import RecordPairs, pair_records
 from numprobe.align.shards.joined import JoinedCalls, Origin, assembled
 from numprobe.align.shards.tables import Rows
 from numprobe.record.names import OpName
+
+_NUMBER = re.compile(r"\d+")
 
 
 def fold_columns(columns: Sequence[JoinedCalls]) -> JoinedCalls:
@@ -27,20 +31,17 @@ def fold_columns(columns: Sequence[JoinedCalls]) -> JoinedCalls:
     same: list[list[int]] = [list(range(len(lead.ops)))]  # by column: the record of the first that each is, -1
     for c, column in enumerate(columns[1:], 1):
         pairs = pair_records(column, lead)
-        leaves = pair_leaves(pairs, column.values, lead.values)
-        both = leaves.both
-        parts[leaves.golden[both], c] = column.parts[leaves.target[both], 0]
         partner = [-1] * len(column.ops)
         for t, g in zip(pairs.target, pairs.golden, strict=True):
-            if t >= 0:
+            if t >= 0 and g >= 0 and _path(column, t) == _path(lead, g):
                 partner[t] = g
         same.append(partner)
-        behind = -1
-        for i, g in enumerate(partner):
-            if g < 0:
-                positions.append((behind, c, i))
-                more += column.parts[column.values.rows(i), 0].tolist()
-            behind = g if g >= 0 else behind
+        leaves = pair_leaves(RecordPairs(tuple(range(len(partner))), tuple(partner)), column.values, lead.values)
+        both = leaves.both
+        parts[leaves.golden[both], c] = column.parts[leaves.target[both], 0]
+        for i, behind in _places_of_own(column, lead, partner):
+            positions.append((behind, c, i))
+            more += column.parts[column.values.rows(i), 0].tolist()
         alone = np.full((len(more), width), -1, np.int64)
         alone[:, c] = more
         known.append(alone)
@@ -60,6 +61,38 @@ def fold_columns(columns: Sequence[JoinedCalls]) -> JoinedCalls:
         parent.append(-1 if above < 0 else place[(0, first) if first >= 0 else (c, above)])
         rows.append(column.parts[column.values.rows(i), 0].tolist())
     return assembled(ranks, records, ops, parent, rows, lambda chosen: _looked_up(np.concatenate(known), chosen))
+
+
+def _places_of_own(column: JoinedCalls, lead: JoinedCalls, partner: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Records that the first column does not have, each with the record there that it stands behind: the last module of its kind
+    (the experts of all ranks one after the other), else what it follows on its own rank."""
+    last: dict[Hashable, int] = {}
+    for g, op in enumerate(lead.ops):
+        if op.is_module:
+            last[lead.parent[g], _sibling(op)] = g
+    behind, at = -1, [-1] * len(partner)
+    for i, g in enumerate(partner):
+        behind = g if g >= 0 else behind
+        at[i] = behind
+    for i, g in enumerate(partner):
+        if g >= 0:
+            continue
+        root, above = i, column.parent[i]
+        while above >= 0 and partner[above] < 0:
+            root, above = above, column.parent[above]
+        key = partner[above] if above >= 0 else -1, _sibling(column.ops[root])
+        yield i, last.get(key, at[i])
+
+
+def _sibling(op: OpName) -> Hashable:
+    return op.api, op.direction, op.kind, _NUMBER.sub("#", op.path)
+
+
+def _path(calls: Calls, i: int) -> str:
+    """The module that a record is, or the one around it: experts of two ranks are alike, and not the same."""
+    while i >= 0 and not calls.ops[i].is_module:
+        i = calls.parent[i]
+    return calls.ops[i].path if i >= 0 else ""
 
 
 def without(side: JoinedCalls, dropped: Container[int]) -> JoinedCalls:

@@ -146,16 +146,23 @@ def _block(ranks: Sequence[Rank], offsets: dict[str, Offsets]) -> list[_Copy] | 
     """The ranks of one side as copies x columns x stages; None where they do not fill such a block."""
     stages: dict[Offsets, list[Rank]] = defaultdict(list)
     for rank in ranks:
-        stages[offsets.get(rank[0].key, ())].append(rank)
-    order = sorted(stages, key=lambda o: ([n for _, n in o[:1]], o))
-    by_stage = [_classes(stages[o]) for o in order]
+        stages[_of_layers(offsets.get(rank[0].key, ()))].append(rank)
+    by_stage = [_classes(stages[o]) for o in sorted(stages, key=lambda o: ([n for _, n in o[:1]], o))]
     widths, copies = {len(c) for c in by_stage}, {len(members) for c in by_stage for members in c}
     if len(widths) != 1 or len(copies) != 1:
         return None
     return [
-        tuple(tuple((by_stage[s][c][copy], o) for s, o in enumerate(order)) for c in range(widths.copy().pop()))
+        tuple(
+            tuple((classes[c][copy], offsets.get(classes[c][copy][0].key, ())) for classes in by_stage)
+            for c in range(len(by_stage[0]))
+        )
         for copy in range(copies.pop())
     ]
+
+
+def _of_layers(offsets: Offsets) -> Offsets:
+    """Without those of experts inside a layer: they make no stage."""
+    return tuple((prefix, n) for prefix, n in offsets if "#" not in prefix)
 
 
 def _classes(ranks: Sequence[Rank]) -> list[list[Rank]]:

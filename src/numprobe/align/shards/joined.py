@@ -17,6 +17,7 @@ from numprobe.formats.tensors import TensorFile
 from numprobe.record.names import DEBUG, PARAMETERS_GRAD, OpName
 
 Origin = tuple[int, int]  # number of a rank, op_index there
+COMMUNICATION = "Distributed"  # prefix of such calls
 _NUMBER = re.compile(r"\d+")
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from numprobe.align.shards.joined import JoinedCalls
+from numprobe.align.shards.joined import COMMUNICATION, JoinedCalls
 from numprobe.align.shards.split import Shape, Split, split_of
 from numprobe.align.shards.tables import Rows
 from numprobe.formats.msprobe.values import GIVEN, ValueTable
@@ -64,6 +64,12 @@ class _Spreading:
         self.tensor = self._tensors()
         self.weak = self._weak().tolist()
         self.made: dict[str, int] = {}  # figures of all members of a tensor that is not the same on all -> its case
+        self.alone: set[tuple[int, str]] = (
+            set()
+        )  # column and figures of what a record gave that other columns do not have
+        self.own: set[tuple[str, str, str, int]] = (
+            set()
+        )  # calls whose inputs are each rank's own: their backward is, too
         self._splits: dict[tuple[object, ...], Split | None] = {}
 
     def run(self) -> Spread:
@@ -71,7 +77,8 @@ class _Spreading:
         partner = np.array(self.partner, np.int64)
         case[(partner >= 0) & self.equal & self._whole()] = REPLICATED
         first = self.side.values.first
-        looked_at = np.r_[0, np.cumsum((partner >= 0) & ((case == UNKNOWN) | self.weak))]
+        own = (self.parts < 0).any(1)
+        looked_at = np.r_[0, np.cumsum(own | ((partner >= 0) & ((case == UNKNOWN) | self.weak)))]
         for i in np.flatnonzero(looked_at[first[1:]] > looked_at[first[:-1]]).tolist():
             self._record(i, self.side.values.rows(i))
         return self.found
@@ -133,12 +140,18 @@ class _Spreading:
         case = self.found.case
         op = self.side.ops[i]
         inputs = [r for r in rows if self._role(r) in (INPUT, PARAMETER)]
-        for row in inputs:
+        for row in (r for r in rows if r not in inputs and (self.parts[r] < 0).any()):
+            self.alone.update((c, self._one(p)) for c, p in enumerate(self.parts[row].tolist()) if p >= 0)
+        for row in sorted(inputs, key=self._is_new):  # what has come from a rank's own calls first
             if case[row] == UNKNOWN and self.partner[row] >= 0:
-                self._leaf(row, op, same_inputs=False, is_input=True)
+                own = any(case[r] == PARTIAL and self.tensor[r] for r in inputs)
+                self._leaf(row, op, same_inputs=False, is_input=not own)
             elif self.weak[row] and case[row] == REPLICATED:
                 case[row] = self.made.get(self._figures(row), REPLICATED)
-        own = any(case[r] in (PARTIAL, UNFIT) for r in inputs)
+        call = (op.prefix, op.path, op.api, op.call)
+        own = call in self.own or any(case[r] in (PARTIAL, UNFIT) for r in inputs)
+        if own:
+            self.own.add(call)
         same_inputs = not own and all(case[r] in (REPLICATED, DIVERGED) for r in inputs if self.tensor[r])
         for row in (r for r in rows if r not in inputs):
             if case[row] == UNKNOWN and self.partner[row] >= 0:
@@ -150,8 +163,16 @@ class _Spreading:
 
     def _figures(self, row: int) -> str:
         """Of all members, what tells a tensor from others."""
-        t, members = self.table, [int(p) for p in self.parts[row] if p >= 0]
-        return repr((t.figures[members].tolist(), t.numel[members].tolist(), [t.digests.get(p) for p in members]))
+        return "".join(self._one(p) for p in self.parts[row].tolist() if p >= 0)
+
+    def _one(self, part: int) -> str:
+        t = self.table
+        return f"{t.figures[part].tolist()}{t.numel[part]}{t.digests.get(part, '')}"
+
+    def _is_new(self, row: int) -> bool:
+        """Has no record given this tensor?"""
+        own = any((c, self._one(p)) in self.alone for c, p in enumerate(self.parts[row].tolist()) if p >= 0)
+        return not own and self._figures(row) not in self.made
 
     def _role(self, row: int) -> str:
         values = self.side.values
@@ -173,7 +194,11 @@ class _Spreading:
             found.case[row] = PARTIAL  # gradients of what several members have
             return
         if split is None:
-            if self.equal[row] and not self._made_of_parts(shapes[0], full, len(members)):
+            if (
+                self.equal[row]
+                and op.prefix != COMMUNICATION
+                and not self._made_of_parts(shapes[0], full, len(members))
+            ):
                 found.case[row] = REPLICATED  # another shape on every member alike: that is for the judge
             else:
                 found.case[row] = UNFIT
@@ -230,6 +255,8 @@ class _Spreading:
         if not is_input and _adds(op):
             return DIVERGED
         t, there = self.table, self.partner[row]
+        if any((c, self._one(p)) in self.alone for c, p in enumerate(self.parts[row].tolist()) if p >= 0):
+            return PARTIAL
         if any(_all_zero(t, p) for p in members):  # tokens of one part of a vocabulary: zeros are added
             return PARTIAL
         parameter = self._role(row) == PARAMETER
@@ -271,7 +298,7 @@ class _Spreading:
 
 def _adds(op: OpName) -> bool:
     """Is it a collective whose results are no rank's own?"""
-    return op.prefix == "Distributed" and any(word in op.api for word in ADDING)
+    return op.prefix == COMMUNICATION and any(word in op.api for word in ADDING)
 
 
 def _all_zero(table: ValueTable, row: int) -> bool:

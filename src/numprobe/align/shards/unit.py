@@ -13,14 +13,12 @@ from numprobe.align.leaves import pair_leaves
 from numprobe.align.records import RecordPairs
 from numprobe.align.shards.columns import Stage, join_stages
 from numprobe.align.shards.fold import fold_columns, without
-from numprobe.align.shards.joined import JoinedCalls, read_ranks
+from numprobe.align.shards.joined import COMMUNICATION, JoinedCalls, read_ranks
 from numprobe.align.shards.merged import merge
 from numprobe.align.shards.order import choose_orders
 from numprobe.align.shards.spread import spread_of
 from numprobe.formats.dump import RankDump
 from numprobe.formats.layout import RankFolder
-
-COMMUNICATION = "Distributed"
 
 
 @dataclass(frozen=True)
