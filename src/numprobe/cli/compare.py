@@ -54,6 +54,9 @@ def compare(
     first_diff: bool = typer.Option(
         False, "-da", "--first-diff", help="msProbe's diff_analyze files instead: the first difference over all ranks."
     ),
+    merge: bool = typer.Option(
+        False, "--merge", help="Put ranks that hold parts of one model together, also where both sides have as many."
+    ),
     jobs: int = common.Jobs,
     lang: str = common.Lang,
     progress: str = typer.Option(
@@ -92,6 +95,7 @@ def compare(
             factor=factor,
             by=by,
             jobs=jobs,
+            merge=merge,
             use_cache=not no_cache,
         ),
         Output(
