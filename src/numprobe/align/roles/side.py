@@ -343,5 +343,7 @@ def _merged(values: ValueTable, rows: Iterable[int]) -> tuple[list[float], list[
     """Figures of several tensors as of one, and their status: absent where one part that has elements has none."""
     parts = list(rows)
     parts = [row for row in parts if values.numel[row]] or parts
+    if len(parts) == 1:
+        return values.figures[parts[0]].tolist(), values.status[parts[0]].tolist()
     given = (values.status[parts] == GIVEN).all(0)
     return together(values.figures[parts], values.numel[parts]), [GIVEN if g else ABSENT for g in given]

@@ -20,6 +20,7 @@ from numprobe.compare.judge import judge
 from numprobe.compare.measure import NOTHING, measure
 from numprobe.diagnose.rl_consistency import classify, evidence
 from numprobe.diagnose.rl_consistency import result as data
+from numprobe.diagnose.rl_consistency.noise import noise_of_experts
 from numprobe.diagnose.rl_consistency.view import View, number, place
 from numprobe.execution.stages import Listener, Stages, ignore
 from numprobe.formats.dump import Dump, open_dump
@@ -60,7 +61,7 @@ def analyse(
     stages.end()
     stages.begin("compare")
     measures = measure(leaves, one.calls.values, other.calls.values)
-    judged = judge(one.calls, other.calls, records, leaves, measures)
+    judged = judge(one.calls, other.calls, records, leaves, measures, noise_of_experts(one, records, leaves, measures))
     view = View(one, other, records, leaves, measures, judged)
     stages.end()
     stages.begin("anchor")
