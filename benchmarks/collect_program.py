@@ -4,7 +4,8 @@
 
 Prints one JSON line: wall and processor seconds of every step, those of them that went into writing json, parameters' digest
 after the last step, size of the dump; of the task tensor also what torch.save alone takes for the tensors of the last step.
-With ``calls`` there is one step of so many additions of small tensors instead of training, and the growth of the memory.
+With ``calls`` there is one step of so many additions of small tensors instead of training: the growth of the memory, and again
+what went into writing.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 import tempfile
 import time
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -132,13 +134,15 @@ class Stopwatch:
         setattr(owner, name, timed)
 
 
-def writing_of(tool: str) -> Stopwatch:
-    """What writes a tool's json: of msProbe the standard library's function, as it is seen from outside."""
-    if tool == "numprobe":
-        from numprobe.collect.pytorch.recorder import Recorder
+def writing_of(tool: str) -> Callable[[], float]:
+    """Seconds that went into a tool's json so far: of msProbe into the standard library's function, as seen from outside."""
+    if tool != "numprobe":
+        theirs = Stopwatch(json, "dump")
+        return lambda: theirs.seconds
+    from numprobe.collect.pytorch.recorder import Recorder
 
-        return Stopwatch(Recorder, "write")
-    return Stopwatch(json, "dump")
+    whole, filling = Stopwatch(Recorder, "write"), Stopwatch(Recorder, "_fill")  # the second fetches the figures
+    return lambda: whole.seconds - filling.seconds
 
 
 def save_alone(dump: Path, folder: Path) -> list[float]:
@@ -157,20 +161,20 @@ def save_alone(dump: Path, folder: Path) -> list[float]:
     return best
 
 
-def many_calls(debugger: Any, calls: int) -> None:
+def many_calls(debugger: Any, calls: int, writing: Callable[[], float]) -> None:
     """One step; an addition makes three records, of its arguments and its result."""
     one, other = torch.ones(8), torch.ones(8)
     for count in (100, calls):  # the first few import and fill caches
         if debugger is not None:
             debugger.start()
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        before, written = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, writing()
         for _ in range(count):
             torch.add(one, other)
         if debugger is not None:
             debugger.stop()
             debugger.step()
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    print(json.dumps({"records": 3 * calls, "grown_kb": grown}))
+    print(json.dumps({"records": 3 * calls, "grown_kb": grown, "writing": writing() - written}))
 
 
 def main() -> None:
@@ -182,7 +186,7 @@ def main() -> None:
     debugger = debugger_of(options, folder)
     writing = writing_of(options["tool"])
     if "calls" in options:
-        many_calls(debugger, options["calls"])
+        many_calls(debugger, options["calls"], writing)
         shutil.rmtree(folder)
         return
     vocabulary = 512
@@ -191,7 +195,7 @@ def main() -> None:
     seconds, cpu, written = [], [], []
     for _ in range(options["steps"]):
         ids = torch.randint(0, vocabulary, (2, options["tokens"] + 1))
-        began, cpu_began, written_before = time.perf_counter(), time.process_time(), writing.seconds
+        began, cpu_began, written_before = time.perf_counter(), time.process_time(), writing()
         if debugger is not None:
             debugger.start(model=model)
         logits = model(ids[:, :-1])
@@ -204,7 +208,7 @@ def main() -> None:
             debugger.step()
         seconds.append(time.perf_counter() - began)
         cpu.append(time.process_time() - cpu_began)
-        written.append(writing.seconds - written_before)
+        written.append(writing() - written_before)
     digest = 0
     for parameter in model.parameters():
         digest = zlib.crc32(parameter.detach().view(torch.uint8).numpy().tobytes(), digest)

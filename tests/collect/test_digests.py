@@ -142,8 +142,8 @@ class Elsewhere(torch.Tensor):
 
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    bytes_of = digests.bytes_of
-    monkeypatch.setattr(digests, "bytes_of", lambda t: bytes_of(t).as_subclass(Elsewhere))
+    monkeypatch.setattr(digests, "data_of", lambda t: t.data.as_subclass(Elsewhere))
+    monkeypatch.setattr(digests, "to", lambda t, place: t.as_subclass(torch.Tensor).clone())
 
 
 def test_folding_gives_the_xor_of_devices(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,14 +11,25 @@ import threading
 import zlib
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from numprobe.collect.pytorch.devices import current_stream
-from numprobe.collect.pytorch.plain import BASE, VARIABLE, array_of, as_strided, contiguous, data_of, numel, to, view
+from numprobe.collect.pytorch.plain import (
+    BASE,
+    VARIABLE,
+    array_of,
+    as_strided,
+    contiguous,
+    data_of,
+    element_size,
+    memory_of,
+    numel,
+    to,
+    view,
+)
 
 HELD_BYTES = 32 << 20  # copies that may wait for a thread; beyond, the caller computes
 _AT_ONCE = 1 << 20  # bytes whose CRC costs less than handing it to a thread
@@ -39,7 +50,7 @@ def bytes_of(tensor: Tensor) -> Tensor:
 
 def crc32(tensor: Tensor) -> str:
     """CRC-32 of the bytes as 8 hex digits (STA-5). Tensors of a device are copied to the host: this waits for it."""
-    return f"{zlib.crc32(_buffer(bytes_of(tensor))):08x}"
+    return f"{zlib.crc32(_buffer(contiguous(data_of(tensor)))):08x}"
 
 
 def crc32_later(tensor: Tensor) -> str | Callable[[], str]:
@@ -47,16 +58,15 @@ def crc32_later(tensor: Tensor) -> str | Callable[[], str]:
 
     Host tensors are done at once: to copy one for a thread and to wake that takes longer than its CRC.
     """
-    data = bytes_of(tensor)
-    size = numel(data)
-    if data.is_cpu or size <= _AT_ONCE or not _pool.reserve(size):
-        return f"{zlib.crc32(_buffer(data)):08x}"
-    return _pool.submit(_buffer(data)).result
+    plain = contiguous(data_of(tensor))
+    size = numel(plain) * element_size(plain)
+    if plain.is_cpu or size <= _AT_ONCE or not _pool.reserve(size):
+        return f"{zlib.crc32(_buffer(plain)):08x}"
+    return _pool.submit(_buffer(plain)).result
 
 
-def _buffer(data: Tensor) -> memoryview:
-    array: Any = array_of(data if data.is_cpu else to(data, "cpu", copy=True))
-    return memoryview(array)
+def _buffer(tensor: Tensor) -> memoryview:
+    return memory_of(tensor if tensor.is_cpu else to(tensor, "cpu"))
 
 
 class _Pool:

@@ -103,6 +103,21 @@ def array_of(tensor: Tensor) -> NDArray[Any]:
     return np.asarray(_Memory(tensor, interface))
 
 
+def memory_of(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous CPU tensor of any dtype, read-only and without a call of an operator.
+
+    Raises TypeError where :func:`array_of` does.
+    """
+    if tensor.is_neg() or tensor.is_conj():
+        raise TypeError("a conjugate or negative view: its memory holds other values")
+    size = numel(tensor) * element_size(tensor)
+    if size == 0:
+        return memoryview(b"")
+    interface = {"shape": (size,), "typestr": "|u1", "data": (data_ptr(tensor), True), "version": 3}
+    array: Any = np.asarray(_Memory(tensor, interface))
+    return memoryview(array)
+
+
 class Unsupported(Exception):
     """A tensor whose values cannot be reached by plain torch operations."""
 

@@ -27,6 +27,7 @@ from numprobe.collect.pytorch.plain import (
     data_of,
     element_size,
     holds_no_memory,
+    is_contiguous,
     numel,
     out_of_sight,
     plain_of,
@@ -73,18 +74,24 @@ def file_name(name: str) -> str:
 
 
 def copy_of(tensor: Tensor, *, on_host: bool = True, alias: bool = False) -> Tensor | None:
-    """A detached contiguous copy, in host memory or where the tensor lies; with ``alias`` not of what lies so already.
+    """A detached contiguous copy, in host memory or where the tensor lies; with ``alias`` what lies so already itself.
 
     None where there are no values: fake, meta, vmapped, freed, empty, and what is only captured for a graph.
     """
     if type(tensor) in PLAIN_TYPES and tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_meta:
         if numel(tensor) == 0 or holds_no_memory(tensor):
             return None
+        if alias and tensor.is_cpu and is_contiguous(tensor) and _is_as_stored(tensor):
+            return tensor
         with out_of_sight():
             return _copied(data_of(tensor), on_host, alias)
     with out_of_sight():
         plain = plain_of(tensor)
         return None if plain is None else _copied(plain, on_host, alias)
+
+
+def _is_as_stored(tensor: Tensor) -> bool:
+    return not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized)
 
 
 def _copied(tensor: Tensor, on_host: bool, alias: bool) -> Tensor | None:
@@ -104,12 +111,12 @@ def save_tensor(tensor: Tensor, path: Path) -> int:
     The file is whole or not there. Raises OSError if it cannot be written, Unsupported for tensors without a plain form.
     """
     plain = copy_of(tensor, alias=True)
-    return 0 if plain is None else _write(path.parent, path.name, pt_parts(plain))
+    return 0 if plain is None else _write(str(path.parent), path.name, pt_parts(plain))
 
 
-def _write(folder: Path, name: str, parts: Sequence[Part]) -> int:
-    """Write a file that is whole or not there; its size."""
-    temporary = folder / f".{os.getpid()}.{threading.get_ident()}.tmp"
+def _write(folder: str, name: str, parts: Sequence[Part]) -> int:
+    """Write a file that is whole or not there; its size. Paths are texts, since pathlib takes as long as a small file."""
+    temporary = f"{folder}/.{os.getpid()}.{threading.get_ident()}.tmp"
     descriptor = os.open(temporary, _NEW_FILE, 0o666)
     try:
         try:
@@ -117,9 +124,9 @@ def _write(folder: Path, name: str, parts: Sequence[Part]) -> int:
                 _write_all(descriptor, part)
         finally:
             os.close(descriptor)
-        temporary.replace(folder / name)
+        os.replace(temporary, f"{folder}/{name}")  # noqa: PTH105
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        Path(temporary).unlink(missing_ok=True)
         raise
     return sum(map(len, parts))
 
@@ -267,7 +274,7 @@ class TensorWriter:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._made_folder = True
         if self._format == "pt":
-            self._count(_write(self.folder, name, pt_parts(tensor)))
+            self._count(_write(str(self.folder), name, pt_parts(tensor)))
             return
         self._batch[name.removesuffix(".pt")] = tensor
         self._batch_bytes += numel(tensor) * element_size(tensor)
@@ -279,7 +286,7 @@ class TensorWriter:
         try:
             file = f"tensors-{self._batches:05d}.safetensors"
             self._batches += 1
-            self._count(_write(self.folder, file, safetensors_parts(batch)))
+            self._count(_write(str(self.folder), file, safetensors_parts(batch)))
             with (self.folder / "index.jsonl").open("a", encoding="utf-8") as index:
                 index.write(json.dumps({"file": file, "tensors": list(batch)}) + "\n")
         except Exception as error:

@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from numprobe.collect.pytorch.digests import bytes_of
-from numprobe.collect.pytorch.plain import array_of, element_size, numel
+from numprobe.collect.pytorch.plain import element_size, memory_of, numel
 
 Part = bytes | memoryview
 
@@ -75,26 +74,23 @@ _SAFETENSORS_DTYPES = {
 
 
 def pt_parts(tensor: Tensor) -> Sequence[Part]:
-    """A ``.pt`` file of a detached contiguous host tensor, as ``torch.save`` would write it but for what only torch's writer
-    knows (its format's number, an identification): ``torch.load(weights_only=True)`` reads it. Equal tensors give equal bytes.
+    """A ``.pt`` file of a contiguous host tensor without its gradient; ``torch.load(weights_only=True)`` reads it.
+
+    As ``torch.save`` would write it but for what only torch's writer knows: the number of its format, an identification. Equal
+    tensors give equal bytes.
     """
     if tensor.is_quantized:
         file = io.BytesIO()
         _save(tensor, file)
         return (file.getbuffer(),)
     frame = _frame(tensor.dtype, tuple(tensor.shape))
-    data = _memory(tensor)
+    data = memory_of(tensor)
     checksum = zlib.crc32(data).to_bytes(4, "little")
     return (
         frame.head + checksum + frame.head_after_checksum,
         data,
         frame.tail + checksum + frame.tail_after_checksum,
     )
-
-
-def _memory(tensor: Tensor) -> memoryview:
-    array: Any = array_of(bytes_of(tensor))
-    return memoryview(array)
 
 
 class _Frame(NamedTuple):
@@ -212,7 +208,7 @@ def safetensors_parts(tensors: dict[str, Tensor]) -> Sequence[Part]:
             "shape": list(tensor.shape) if known else [size],
             "data_offsets": [begin, begin + size],
         }
-        parts.append(_memory(tensor))
+        parts.append(memory_of(tensor))
         begin += size
     if others:
         header = {"__metadata__": others, **header}
