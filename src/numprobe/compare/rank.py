@@ -26,7 +26,7 @@ from numprobe.compare.ledger import FAIL, INCOMPARABLE, UNMATCHED, WARN, Finding
 from numprobe.compare.measure import DIGEST, FLOAT, NOTHING, REASON, REASONS, Measures, leave_out, measure
 from numprobe.compare.msprobe.output import Compat
 from numprobe.compare.processing import NO_PROCESSING, Processing
-from numprobe.compare.sharded import merge_notes
+from numprobe.compare.sharded import merge_notes, parts_of_each_other
 from numprobe.compare.tensors import measure_tensors
 from numprobe.formats.dump import RankDump
 from numprobe.formats.layout import RankFolder
@@ -86,6 +86,7 @@ class RankOutcome(msgspec.Struct):
     unknown: list[Unknown] = []
     more_findings: int = 0
     notes: list[str] = []
+    parts: bool = False
 
 
 def compare_ranks(task: RankTask) -> Compared:
@@ -203,6 +204,7 @@ def summarize(compared: Compared) -> RankOutcome:
         unknown_names(task.mapping, compared.target, compared.golden),
         max(len(judged.findings) - MOST_FINDINGS, 0),
         merge_notes(compared.target, compared.golden),
+        parts_of_each_other(compared.leaves, measures.reason, compared.target.values, compared.golden.values),
     )
 
 

@@ -287,6 +287,8 @@ def conclude(
     notes = [f"levels:{a}:{b}" for a, b in sorted(levels)] + list(dict.fromkeys(n for o in read for n in o.notes))
     coverage = 2 * compared / recorded if recorded else 0.0
     premise = _premise(findings, compared, coverage, bool(levels))
+    if any(o.parts for o in read):
+        premise, findings = "parts", []
     failed = any(f.severity == "error" for f in findings)
     modes = {o.pair.mode for o in read}
     limits = [o.pair.detection_limit for o in read if o.pair.detection_limit is not None]

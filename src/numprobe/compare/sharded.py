@@ -9,17 +9,24 @@ from pathlib import Path
 from typing import Protocol
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
+from numprobe.align.leaves import LeafPairs
 from numprobe.align.shards.grid import sort_ranks
 from numprobe.align.shards.joined import JoinedCalls
 from numprobe.align.shards.merged import MergedCalls
 from numprobe.align.shards.signature import read_signature
+from numprobe.align.shards.split import split_of
 from numprobe.align.shards.spread import CASES, UNKNOWN
 from numprobe.align.shards.unit import Group, Unit
 from numprobe.compare import result as data
+from numprobe.compare.measure import REASON
 from numprobe.execution.executor import choose
 from numprobe.formats.layout import RankFolder, StepFolder
+from numprobe.formats.msprobe.values import ValueTable
 from numprobe.record.errors import NumprobeError
+from numprobe.record.trace import PARAMETER
 
 Pairing = tuple[RankFolder, RankFolder, Unit | None]
 OTHER_BATCH = "another batch than the golden run: parameters only"
@@ -117,6 +124,24 @@ def _cases(side: JoinedCalls) -> str:
     counts = Counter(side.spread.case.tolist())
     told = [f"{CASES[case]}={n}" for case, n in sorted(counts.items()) if case != UNKNOWN]
     return ",".join([*told, f"averaged={side.averaged}"] if side.averaged > 1 else told)
+
+
+def parts_of_each_other(leaves: LeafPairs, reason: NDArray[np.uint8], target: ValueTable, golden: ValueTable) -> bool:
+    """Do most parameters of one rank have the shape of a part of the other's? Then nothing that differs can be blamed."""
+    parameters = np.array([role == PARAMETER for role, _ in target.slots], bool)
+    both = np.flatnonzero(leaves.both)
+    rows = both[parameters[target.slot[leaves.target[both]]]] if len(both) else both
+    votes: Counter[bool] = Counter()
+    for row in rows.tolist():
+        one, other = (v.shapes[v.shape[i]] for v, i in ((target, leaves.target[row]), (golden, leaves.golden[row])))
+        if one is not None and other is not None and len(one) > 1:
+            differs = reason[row] == REASON["shape"]
+            votes[bool(differs and (_part(one, other) or _part(other, one)))] += 1
+    return votes[True] > votes[False]
+
+
+def _part(small: tuple[int, ...], large: tuple[int, ...]) -> bool:
+    return any(split_of([small] * count, large) is not None for count in {n // max(m, 1) for m, n in zip(small, large, strict=False)} - {0, 1})
 
 
 class Outcome(Protocol):

@@ -23,7 +23,7 @@ class Said:
 
 def headline(result: CompareResult) -> Said:
     """The sentence behind the verdict."""
-    if result.premise in ("coverage", "nothing_compared"):
+    if result.premise in ("coverage", "nothing_compared", "parts"):
         return Said(f"headline.{result.premise}", {"coverage": result.coverage})
     if result.findings:
         return sentence(result.findings[0])
