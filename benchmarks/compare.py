@@ -2,8 +2,8 @@
 
     python benchmarks/compare.py [--msprobe-venv DIR] [--records 20000] [--gigabytes 1] [--curve]
 
-Pairs of dumps are made first: decoder layers, the target with relative noise of 1e-3 on every figure (or element), so that no row is
-equal. Both tools read them warm from the page cache and write csv. msProbe runs as released, from a venv of its own.
+Pairs of dumps are made first: decoder layers, the target with relative noise of 1e-3 on every figure (or element), so that no
+row is equal. Both tools read them warm from the page cache and write csv. msProbe runs as released, from a venv of its own.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def write_pair(folder: Path, records: int, *, digests: bool = False) -> tuple[Pa
         place.mkdir(parents=True)
         noise = random.Random(side)
         with (place / "dump.json").open("w") as out, (place / "construct.json").open("w") as tree:
-            header = '{\n "task": "statistics",\n "level": "mix",\n "framework": "pytorch",\n "dump_data_dir": null,\n "data": {\n'
+            header = '{\n "task": "statistics",\n "level": "mix",\n "framework": "pytorch",\n "dump_data_dir": null,\n'
+            header += ' "data": {\n'
             out.write(header)
             tree.write("{\n")
             separator = ""

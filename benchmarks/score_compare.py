@@ -3,8 +3,8 @@
     python benchmarks/score_compare.py [--seeds 100] [--jobs 2]
 
 Every seed draws the decoder, the layer that is faulty and the level of the dumps. Clean pairs must have no finding; a pair with a
-fault exactly one finding of the right cause at the right place. Statistics alone cannot show swapped heads or one wrong element in a
-large tensor: there these faults are not scored.
+fault exactly one finding of the right cause at the right place. Statistics alone cannot show swapped heads or one wrong element in
+a large tensor: there these faults are not scored.
 """
 
 from __future__ import annotations
@@ -37,7 +37,13 @@ CAUSES = {
     "swapped_heads": "introduced",
     "one_element": "introduced",
 }
-PLACES = {"weight_scale": "up_proj", "softmax_scale": "self_attn", "swapped_heads": "self_attn", "nan": "mlp", "one_element": "mlp"}
+PLACES = {
+    "weight_scale": "up_proj",
+    "softmax_scale": "self_attn",
+    "swapped_heads": "self_attn",
+    "nan": "mlp",
+    "one_element": "mlp",
+}
 
 
 @dataclass(frozen=True)

@@ -124,12 +124,12 @@ class Expectation:
         return max(norm, mean, extreme)
 
     def everywhere(self, row: int, expected: float) -> bool:
-        """Is most of the tensor off? A routing decision that went the other way moves a few tokens only: the median element stays,
-        and neither the whole nor its norm changes by half."""
+        """Is most of the tensor off? A routing decision that went the other way moves a few tokens only: the median element
+        stays, and the norm of activations does not change by half."""
         details = self.details.get(row)
         if details is not None:
-            return details.p50 > WARNING * expected or details.relative_l2 > LARGE
-        return self.d_norm[row] > LARGE
+            return details.p50 > WARNING * expected
+        return not self.backward and self.d_norm[row] > LARGE
 
     def parameter_rho(self, row: int) -> float:
         """rho of a parameter. Both sides are casts of one number, so that no element differs by more than the rounding of both

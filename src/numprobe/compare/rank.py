@@ -41,7 +41,10 @@ WORST = {verdict: rank for rank, verdict in enumerate(("pass", INCOMPARABLE, UNM
 
 @dataclass(frozen=True)
 class RankTask:
-    """What a worker needs. The roots are the folders of the dumps, for paths relative to them; ``ignore_digests`` compares by figures where both are there."""
+    """What a worker needs. The roots are the folders of the dumps, for paths relative to them.
+
+    ``ignore_digests`` compares by figures where both are there.
+    """
 
     step: int | None
     target: RankFolder

@@ -6,8 +6,8 @@ With e the relative L2 error of a tensor, the error of an output is expected to 
 
 where r = 0.4 u is the rms rounding error of a dtype with unit roundoff u = 2^-p (uniform over a binade) and the accumulation term
 is gain sqrt(K) 2^-24 for K products added in fp32 (N. Higham, Accuracy and Stability of Numerical Algorithms, ch. 3 and 4, with
-the statistical sqrt in place of K). Gains follow from first derivatives: add: ||x_j|| / ||y||; matrix product: max(1, ||x|| ||w|| /
-(sqrt(K) ||y||)), which grows where the sum cancels; mul: 1; softmax: sqrt(2) rms(logits), an absolute error of the logits.
+the statistical sqrt in place of K). Gains follow from first derivatives: add: ||x_j|| / ||y||; matrix product: max(1, ||x|| ||w||
+/ (sqrt(K) ||y||)), which grows where the sum cancels; mul: 1; softmax: sqrt(2) rms(logits), an absolute error of the logits.
 """
 
 from __future__ import annotations
