@@ -109,12 +109,15 @@ def _labelled(group: Group) -> RankFolder:
 
 
 def merge_notes(target: object, golden: object) -> list[str]:
-    """``merged:target:rank0+rank1:replicated=295,split=178,partial=25`` for a side that was put together."""
+    """``merged:target:rank0+rank1:replicated=295,split=178,partial=25`` for a side that was put together, and
+    ``order:target:layers.#.mlp.linear_fc1.weight:2`` for parameters whose parts lie in groups."""
     notes = []
     for name, side in (("target", target), ("golden", golden)):
         if isinstance(side, JoinedCalls) and len(side.ranks.calls) > 1:
             ranks = "+".join(calls.dump.place.key for calls in side.ranks.calls)
             notes.append(f"merged:{name}:{ranks}:{_cases(side)}")
+        if isinstance(side, MergedCalls):
+            notes += [f"order:{name}:{parameter}:{groups}" for parameter, groups in side.orders().items()]
     return notes
 
 
@@ -141,7 +144,10 @@ def parts_of_each_other(leaves: LeafPairs, reason: NDArray[np.uint8], target: Va
 
 
 def _part(small: tuple[int, ...], large: tuple[int, ...]) -> bool:
-    return any(split_of([small] * count, large) is not None for count in {n // max(m, 1) for m, n in zip(small, large, strict=False)} - {0, 1})
+    return any(
+        split_of([small] * count, large) is not None
+        for count in {n // max(m, 1) for m, n in zip(small, large, strict=False)} - {0, 1}
+    )
 
 
 class Outcome(Protocol):

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from numprobe.align.shards.joined import JoinedCalls
+from numprobe.align.shards.signature import pattern
 from numprobe.align.shards.split import Shape, merged_figures
 from numprobe.align.shards.spread import PADDED, PARTIAL, SPLIT, UNFIT, UNKNOWN, Spread
 from numprobe.align.shards.tables import Rows
@@ -18,6 +19,7 @@ from numprobe.align.shards.tensor import Piece, joined, pieces
 from numprobe.formats.msprobe.values import ABSENT, GIVEN, NULL, Texts, ValueTable
 from numprobe.formats.tensors import TensorFile
 from numprobe.record.names import BACKWARD
+from numprobe.record.trace import PARAMETER
 
 T = TypeVar("T")
 Status = NDArray[np.uint8]
@@ -67,6 +69,17 @@ class MergedCalls(JoinedCalls):
         table = self.ranks.table
         sizes = [(table.shapes[table.shape[p]] or ())[split.dim] for p in self.own_parts(row)]
         return pieces(sizes, shape[split.dim], self.groups.get(row, 1))
+
+    def orders(self) -> dict[str, int]:
+        """Numbers of groups of parameters, where that is more than one, by name without the layer's number."""
+        values = self.values
+        found = {}
+        for row, groups in self.groups.items():
+            role, path = values.slots[values.slot[row]]
+            if role == PARAMETER:
+                op = self.ops[int(values.first.searchsorted(row, "right")) - 1]
+                found[pattern(f"{op.path}.{path.rsplit('.', 1)[-1]}")[0]] = groups
+        return found
 
     def own_parts(self, row: int) -> list[int]:
         """Rows, in the table of all ranks, of the different parts of a leaf."""

@@ -82,6 +82,8 @@ def notes(result: CompareResult) -> list[Said]:
             counts = dict(pair.split("=") for pair in values[2].split(",") if pair)
             shown = {name: int(counts[name]) if name in counts else None for name in ("split", "replicated", "partial")}
             said.append(Said("note.merged", {"side": values[0], "ranks": values[1].replace("+", ", "), **shown}))
+        elif kind == "order":
+            said.append(Said("note.order", {"parameter": values[1], "groups": int(values[2])}))
     return said
 
 
