@@ -2,9 +2,9 @@
 
     python benchmarks/score_compare.py [--seeds 100] [--jobs 2]
 
-Every seed draws the decoder, the layer that is faulty and the level of the dumps. Clean pairs must have no finding; a pair with a
-fault exactly one finding of the right cause at the right place. Statistics alone cannot show swapped heads or one wrong element in
-a large tensor: there these faults are not scored.
+Every seed draws the decoder, the layer that is faulty and the level of the dumps. Clean pairs must have no finding; a pair with
+a fault exactly one finding of the right cause at the right place. Statistics alone cannot show swapped heads or one wrong element
+in a large tensor: there these faults are not scored.
 """
 
 from __future__ import annotations
