@@ -1,7 +1,7 @@
 """Record one training step of a small model twice: in fp32, and in bf16 with a mistake. Then compare them:
 
-    python examples/two_runs.py
-    numprobe compare runs/bf16 runs/fp32
+python examples/two_runs.py
+numprobe compare runs/bf16 runs/fp32
 """
 
 from __future__ import annotations

@@ -34,7 +34,9 @@ def call(inputs: Sequence[object], outputs: Sequence[object], **kwargs: object) 
     return {"input_args": list(inputs), "input_kwargs": kwargs, "output": list(outputs)}
 
 
-def write(folder: Path, records: Mapping[str, Entry], parents: Mapping[str, str | None] | None = None, **header: object) -> Path:
+def write(
+    folder: Path, records: Mapping[str, Entry], parents: Mapping[str, str | None] | None = None, **header: object
+) -> Path:
     """``folder/step0/rank0`` with these records; returns the step's folder."""
     place = folder / "step0" / "rank0"
     place.mkdir(parents=True)

@@ -27,7 +27,9 @@ FROM_THE_ANALYSIS = re.compile(
 )
 
 
-@pytest.mark.parametrize("catalogue", [GENERIC, CATALOGUE, COMPARE, RL, CHECK], ids=["generic", "nan", "compare", "rl", "check"])
+@pytest.mark.parametrize(
+    "catalogue", [GENERIC, CATALOGUE, COMPARE, RL, CHECK], ids=["generic", "nan", "compare", "rl", "check"]
+)
 def test_both_languages_have_the_same_keys_and_fields(catalogue):
     en, zh = catalogue.templates("en"), catalogue.templates("zh")
     assert en.keys() == zh.keys()

@@ -8,7 +8,6 @@ from numprobe.compare.result import CompareResult, Finding, Side
 from numprobe.report import numbers
 from numprobe.report.markdown import code, escape, joined, table
 
-
 MOST_FINDINGS = 40
 
 
