@@ -18,6 +18,7 @@ TIES = (
     8.0  # share of the tokens whose choice an error of the logits changes, an error: 2 sides over a spacing of rms / 4
 )
 ANOTHER = 0.3  # relative change of a token's output that one other expert makes: the least likely of the chosen
+MOST_ROUNDINGS, MOST_NOISE = 16.0, 1e-4  # errors above both are no noise
 DILUTED = 0.5  # of that, what is left in the sum with the residual, from there on
 
 
@@ -55,4 +56,6 @@ def noise_of_experts(train: RoleSide, records: RecordPairs, leaves: LeafPairs, m
 
 
 def _error(m: Measures, row: int) -> float:
-    return float(max(m.error[row] if m.error[row] == m.error[row] else 0.0, m.rounding[row]))
+    """The error of a row, as far as it is noise: behind a fault it is not."""
+    most = max(MOST_ROUNDINGS * m.rounding[row], MOST_NOISE)
+    return float(max(min(m.error[row], most) if m.error[row] == m.error[row] else 0.0, m.rounding[row]))
