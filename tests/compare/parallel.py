@@ -33,7 +33,7 @@ class Case:
     """``pad``: the vocabulary is a multiple of that many rows. ``data``: data parallel ranks have the same batch, each
     its part of it (``split``), or each one of its own (``other``). ``experts``: so many in the place of every MLP, each whole on
     one rank, and counted from 0 there. ``separate``: q, k and v have weights of their own, and ranks may share a k and v head.
-    ``fault`` is on rank ``where``."""
+    ``fault`` is on rank ``where`` (-1: on all), in the layer in the middle of its stage (``swapped``: in all)."""
 
     layers: int = 2
     tp: int = 1
@@ -81,6 +81,7 @@ CASES = {
     "tp2pp2_fc1": Case(layers=4, tp=2, pp=2, fault="fc1", where=3),
     "dp2_fc1": Case(dp=2, fault="fc1"),
     "tp2_all": Case(tp=2, fault="fc1", where=-1),
+    "tp2_swapped": Case(tp=2, fault="swapped", where=-1),
 }
 
 
@@ -240,7 +241,7 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    def __init__(self, name: str, case: Case, group: Group) -> None:
+    def __init__(self, name: str, case: Case, group: Group, fault: str) -> None:
         super().__init__()
         self.group, self.kv_heads = group, 2
         q = drawn(f"{name}.q", HEADS, SIZE, HIDDEN)
@@ -256,6 +257,8 @@ class Attention(nn.Module):
         else:
             groups = q.view(self.kv_heads, -1, HIDDEN)
             qkv = torch.cat([groups, k, v], 1).flatten(0, 1)
+            if fault == "swapped":  # the shard of another rank
+                qkv = qkv.roll(len(qkv) // group.size, 0)
             self.linear_qkv = ColumnParallelLinear(group.part(qkv), group, case.sequence)
         self.linear_proj = RowParallelLinear(group.part(o, 1), group, case.sequence, "")
 
@@ -328,7 +331,7 @@ class Layer(nn.Module):
     def __init__(self, name: str, case: Case, group: Group, fault: str) -> None:
         super().__init__()
         self.input_norm = RMSNorm(f"{name}.input_norm")
-        self.attention = Attention(f"{name}.attention", case, group)
+        self.attention = Attention(f"{name}.attention", case, group, fault)
         self.pre_mlp_norm = RMSNorm(f"{name}.pre_mlp_norm")
         self.after_norm = Fault("norm" if fault == "norm" else "")
         self.mlp = (Experts if case.experts else MLP)(f"{name}.mlp", case, group, fault)
@@ -353,7 +356,8 @@ class Decoder(nn.Module):
         each = case.layers // case.pp
         faulty = case.fault if rank == case.where or case.where < 0 else ""
         self.layers = nn.ModuleList(
-            Layer(f"layers.{stage * each + i}", case, group, faulty if i == each // 2 else "") for i in range(each)
+            Layer(f"layers.{stage * each + i}", case, group, faulty if i == each // 2 or faulty == "swapped" else "")
+            for i in range(each)
         )
         if stage == case.pp - 1:
             table = F.pad(drawn("head", VOCABULARY, HIDDEN), (0, 0, 0, rows - VOCABULARY))

@@ -94,11 +94,18 @@ class JoinedCalls(Calls):
     def kind_of(self, row: int) -> Hashable:
         """The same for a leaf of the same call in every layer."""
         values = self.values
-        record = int(values.first.searchsorted(row, "right")) - 1
-        op, parent = self.ops[record], self.parent[record]
-        path = op.path if op.is_module else self.ops[parent].path if parent >= 0 else ""
-        shape = values.shapes[values.shape[row]]
-        return op.prefix, op.api, op.direction, _NUMBER.sub("#", path), values.slots[values.slot[row]], shape
+        op, path = self.ops[self.record_of(row)], _NUMBER.sub("#", self.path_of(row))
+        return op.prefix, op.api, op.direction, path, values.slots[values.slot[row]], values.shapes[values.shape[row]]
+
+    def record_of(self, row: int) -> int:
+        return int(self.values.first.searchsorted(row, "right")) - 1
+
+    def path_of(self, row: int) -> str:
+        """The module that a leaf's record is, or the one around it."""
+        record = self.record_of(row)
+        while record >= 0 and not self.ops[record].is_module:
+            record = self.parent[record]
+        return self.ops[record].path if record >= 0 else ""
 
     def recorded_by(self, i: int, column: int) -> tuple[RankDump, int]:
         """The dump of a column that has a record, and its op_index there."""

@@ -77,8 +77,7 @@ class MergedCalls(JoinedCalls):
         for row, groups in self.groups.items():
             role, path = values.slots[values.slot[row]]
             if role == PARAMETER:
-                op = self.ops[int(values.first.searchsorted(row, "right")) - 1]
-                found[pattern(f"{op.path}.{path.rsplit('.', 1)[-1]}")[0]] = groups
+                found[pattern(f"{self.path_of(row)}.{path.rsplit('.', 1)[-1]}")[0]] = groups
         return found
 
     def own_parts(self, row: int) -> list[int]:
