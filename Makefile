@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint score bench interop docs clean
+.PHONY: demo test coverage lint score bench interop docs clean
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -23,7 +23,10 @@ lint: $(VENV)/.dev  ## ruff, mypy --strict, import-linter
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: lint  ## lint, types, layers, then pytest with coverage
+test: lint  ## lint, types, layers, then pytest
+	$(BIN)/pytest -n 2
+
+coverage: $(VENV)/.dev  ## which lines the tests run
 	$(BIN)/pytest -n 2 --cov --cov-report=term:skip-covered
 
 score: $(VENV)/.ready  ## how often the NaN skill is right, on simulated dumps with known truth
