@@ -134,7 +134,10 @@ def test_a_shape_that_is_none_is_unknown(tmp_path: Path, shape: object) -> None:
 def test_a_shape_of_more_elements_than_any_tensor_has(tmp_path: Path) -> None:
     leaf = {**tensor(Y), "shape": [10**30, 8]}
     assert outputs(tmp_path / "a", leaf, leaf).verdict == "pass"
-    assert outputs(tmp_path / "b", leaf, tensor(Y)).findings[0].reason == "shape"
+    sides = [write(tmp_path / n, {NAME: call([tensor(X)], [v])}) for n, v in (("t", leaf), ("g", tensor(Y)))]
+    for _ in range(2):
+        comparison, _ = run_to_folder(*sides, CompareOptions(use_cache=False), tmp_path / "out")
+        assert comparison.result.findings[0].reason == "shape"
 
 
 @pytest.mark.parametrize("figure", ["Mean", "Norm"])
@@ -305,6 +308,55 @@ def test_ranks_with_tensors_with_figures_and_with_nothing(tmp_path: Path) -> Non
     assert ran.code == 0
     assert ran.json["counts"]["pass"] == 6
     assert pl.read_parquet(tmp_path / "out" / "compare.parquet").height == 6
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_the_last_record_is_on_one_side_only_and_has_no_tensors(tmp_path: Path, side: int) -> None:
+    more = [records(1), {**records(1), "Torch.synchronize.0.forward": call([], [])}]
+    result = compared(*(write(tmp_path / str(n), more[n == side]) for n in (0, 1)))
+    assert (result.verdict, result.findings[0].slot) == ("pass", "")
+    assert result.findings[0].op == ("Torch.synchronize.0.forward" if side == 0 else None)
+
+
+@pytest.mark.parametrize("figure", [10**400, -(10**30), 2**64 - 1, -(2**63), "1e400"])
+def test_figures_beyond_every_integer(tmp_path: Path, figure: object) -> None:
+    leaf = {**tensor(np.array([1, 2]), "torch.int64"), "Max": figure}
+    sides = [write(tmp_path / n, {NAME: call([tensor(X)], [v])}) for n, v in (("t", leaf), ("g", tensor(Y)))]
+    run_to_folder(*sides, CompareOptions(use_cache=False), tmp_path / "out")
+    again, _ = run_to_folder(*sides, CompareOptions(use_cache=False), tmp_path / "out")
+    assert again.result.verdict == "fail"
+
+
+@pytest.mark.filterwarnings("ignore:overflow")  # of the norm in this test
+@pytest.mark.parametrize("scale", [1e-300, 1e-160, 1e160, 1e300])
+def test_numbers_whose_squares_no_float_holds(tmp_path: Path, scale: float) -> None:
+    kind = "torch.float64"
+    wide = np.full(16, scale)
+    assert (
+        outputs(tmp_path / "a", tensor(wide, kind, Norm=4 * scale), tensor(wide, kind, Norm=4 * scale)).verdict
+        == "pass"
+    )
+    assert outputs(tmp_path / "b", tensor(wide * 3, kind), tensor(wide, kind)).verdict == "fail"
+    out = tmp_path / "out"
+    sides = [tmp_path / "b" / n / "step0" for n in ("t", "g")]
+    assert run_to_folder(*sides, CompareOptions(use_cache=False), out)[0].result.verdict == "fail"
+    inputs = [
+        write(tmp_path / n, {NAME: call([tensor(v, kind)], [tensor(v, kind)])}) for n, v in (("t", wide), ("g", X))
+    ]
+    assert compared(*inputs).verdict != "pass"
+
+
+def test_texts_that_utf8_cannot_hold(tmp_path: Path) -> None:
+    odd = value("str", "\ud800")
+    sides = [
+        write(tmp_path / n, {NAME: call([odd], [tensor(v, md5="\udcff"), odd], key=odd)})
+        for n, v in (("t", 2 * Y), ("g", Y))
+    ]
+    for _ in range(2):
+        ran = numprobe(
+            tmp_path, "compare", *sides, "-o", "out", "--json", "--table", "csv", "--compat", "msprobe", "--no-cache"
+        )
+        assert (ran.code, ran.json["first"]["op"]) == (1, NAME)
 
 
 # --- folders and names -------------------------------------------------------------------------------------------------

@@ -94,12 +94,14 @@ class Expectation:
         floats = [r for r in inputs if self.by[r] in (FLOAT, DIGEST) and self.error[r] == self.error[r]]
         total = self.rounding[out] ** 2
         for row in floats:
-            total += (self._gain(kind, row, floats, out, backward) * self.error[row]) ** 2
+            part = self._gain(kind, row, floats, out, backward) * self.error[row]
+            total += part * part  # a power would raise where it overflows
         sums = backward or kind in (Family.MATMUL, Family.ATTENTION, Family.NORM, Family.UNKNOWN, Family.LOSS)
         terms = max((self._last_dim(r) for r in floats), default=1) if sums else 1
         total += terms * FLOOR**2
         if not self.from_tensors[out]:
-            total += self.context() ** 2 / 4
+            part = self.context() / 2
+            total += part * part
         return math.sqrt(total)
 
     def rho(self, row: int, expected: float) -> float:

@@ -228,7 +228,8 @@ def _detection_limit(compared: Compared) -> float | None:
     if not rows.any():
         return None
     lever = np.sqrt(np.sqrt(m.numel[rows]))
-    tolerance = ERROR * (expected[rows] / lever + expected[rows] ** 2 / 2) + m.stat[rows]
+    with np.errstate(over="ignore"):
+        tolerance = ERROR * (expected[rows] / lever + expected[rows] ** 2 / 2) + m.stat[rows]
     return float(np.median(np.sqrt(2 * tolerance)))
 
 
@@ -288,7 +289,7 @@ def _finding(compared: Compared, found: Finding) -> data.Finding:
     judged = compared.judgement
     rows = range(int(compared.leaves.first[pair]), int(compared.leaves.first[pair + 1]))
     names = [_name(compared, p) for p in found.unmatched]
-    slot = _slot(compared, row)[1]
+    slot = _slot(compared, row)[1] if len(rows) else ""
     inside = calls.inside(i)
     dump, k = calls.recorded(i)
     ranks, diverged = _blamed(compared, t, row)

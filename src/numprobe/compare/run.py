@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -124,7 +125,8 @@ def _work(item: tuple[RankTask, Path | None]) -> RankOutcome:
     if part is not None:
         with writing(part.parent):
             write_parquet(table_of(compared), part)
-            part.with_suffix(".msgpack").write_bytes(msgspec.msgpack.encode(_Stored(_inputs(task), outcome)))
+            with suppress(OverflowError, UnicodeEncodeError):  # integers and texts that no msgpack holds: compared anew
+                part.with_suffix(".msgpack").write_bytes(msgspec.msgpack.encode(_Stored(_inputs(task), outcome)))
     return outcome
 
 

@@ -47,6 +47,8 @@ def count(value: int) -> str:
 def percent(share: float) -> str:
     """A share of 1 as a percentage: 2 significant digits, 3 from 10 %. State the base next to it."""
     value = share * 100
+    if not math.isfinite(value):
+        return f"{value} %"
     if value == 0:
         return "0 %"
     digits = 3 if abs(value) >= 9.95 else 2
