@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from numprobe.align.shards.columns import Stage
-from numprobe.align.shards.likeness import Match, Offsets, match, replicas, shifted
+from numprobe.align.shards.likeness import Match, Offsets, joined_signature, match, replicas, shares_of
 from numprobe.align.shards.signature import Signature
 from numprobe.align.shards.split import split_of
 from numprobe.align.shards.unit import Group, Unit
@@ -42,13 +42,10 @@ def sort_ranks(target: Sequence[Rank], golden: Sequence[Rank]) -> Grid:
     else:
         sets = _sets(target, golden)
     for found in sets:
-        units = _units(found)
-        grid.units += units
-        used = {
-            (side, rank.key) for u in units for side, group in enumerate((u.target, u.golden)) for rank in group.ranks
-        }
-        for side in (0, 1):
-            grid.alone[side].extend(r for r, _ in found.sides[side] if (side, r.key) not in used)
+        grid.units += _units(found)
+    for side, ranks in enumerate((target, golden)):
+        used = {rank.key for unit in grid.units for rank in (unit.target, unit.golden)[side].ranks}
+        grid.alone[side].extend(rank for rank, _ in ranks if rank.key not in used)
     return grid
 
 
@@ -68,23 +65,37 @@ def _sets(target: Sequence[Rank], golden: Sequence[Rank]) -> list[_Set]:
     fine = _size(target) <= _size(golden)  # the target's ranks are parts of the golden run's
     small, large = (target, golden) if fine else (golden, target)
     matches: dict[tuple[int, int], Match] = {}
-    for i, (_, one) in enumerate(small):
-        for j, (_, other) in enumerate(large):
-            found = match(one, other)
-            if found.good:
-                matches[i, j] = found
+    for j, (_, other) in enumerate(large):
+        single = [match(one, other) for _, one in small]
+        for members in _neighbours(small, other):
+            found = match(joined_signature([small[i][1] for i in members], other), other)
+            for i in members:
+                single[i] = max(single[i], found, key=Match.score)
+        matches.update({(i, j): found for i, found in enumerate(single) if found.score() > 0})
     sets = []
     for ones, others in _connected(matches):
         offsets = {}
         for i in ones:
-            best = max((matches[i, j] for j in others if (i, j) in matches), key=lambda m: m.agree - m.differ)
+            best = max((matches[i, j] for j in others if (i, j) in matches), key=Match.score)
             offsets[small[i][0].key] = best.offsets
         sides = [small[i] for i in sorted(ones)], [large[j] for j in sorted(others)]
         all_offsets: tuple[dict[str, Offsets], dict[str, Offsets]] = offsets, {}
         sets.append(_Set(sides, all_offsets) if fine else _Set(sides[::-1], all_offsets[::-1]))
-    joined = [{r.key for s in sets for r, _ in s.sides[side]} for side in (0, 1)]
-    left = [[r for r in ranks if r[0].key not in keys] for ranks, keys in zip((target, golden), joined, strict=True)]
-    return [*sets, _Set((left[0], left[1]), ({}, {}))] if left[0] or left[1] else sets
+    return sets
+
+
+def _neighbours(ranks: Sequence[Rank], other: Signature) -> Iterator[list[int]]:
+    """Ranks that may be one tensor parallel group, as many as the share of the whole says that one has: next to each other, or as
+    far from each other as can be. A single rank of many may have the largest element of none of its tensors; a group has."""
+    shares = Counter(share for _, one in ranks[:1] for share in shares_of(one, other))
+    shares.pop(1, None)
+    size = shares.most_common(1)[0][0] if shares else 1
+    if size < 2 or len(ranks) % size:
+        return
+    groups = len(ranks) // size
+    yield from ([g * size + i for i in range(size)] for g in range(groups))
+    if groups > 1:
+        yield from (list(range(g, len(ranks), groups)) for g in range(groups))
 
 
 def _size(ranks: Sequence[Rank]) -> int:
@@ -197,25 +208,10 @@ def _whole(one: _Copy, other: _Copy) -> bool:
     """Are all members of the groups there? Tells the share of the whole that most parameters of a column have."""
     wide, narrow = (one, other) if len(one) >= len(other) else (other, one)
     shares = Counter(
-        round(_numel(theirs.shape) / _numel(mine.shape))
-        for (rank, offsets) in wide[0]
-        for name, mine in rank[1].parameters.items()
-        for (partner, moved) in narrow[0]
-        if (theirs := _of(partner, moved, shifted(name, dict(offsets)))) is not None and _numel(mine.shape)
+        share for (rank, _) in wide[0] for (partner, _) in narrow[0] for share in shares_of(rank[1], partner[1])
     )
     shares.pop(1, None)
     return not shares or shares.most_common(1)[0][0] == len(wide)
-
-
-def _of(rank: Rank, offsets: Offsets, name: str):  # type: ignore[no-untyped-def]
-    return next((p for n, p in rank[1].parameters.items() if shifted(n, dict(offsets)) == name), None)
-
-
-def _numel(shape: Sequence[int]) -> int:
-    n = 1
-    for size in shape:
-        n *= size
-    return n
 
 
 def _group(copy: _Copy) -> Group:

@@ -7,10 +7,12 @@ shape, extremes that agree to the rounding of their dtypes are as good as a proo
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from numprobe.align.shards.signature import Parameter, Signature, numbered, pattern
+from numprobe.align.shards.split import split_of
 
 Offsets = tuple[tuple[str, int], ...]
 
@@ -24,9 +26,8 @@ class Match:
     differ: int
     offsets: Offsets = ()
 
-    @property
-    def good(self) -> bool:
-        return self.agree > self.differ
+    def score(self) -> int:
+        return self.agree - self.differ
 
 
 def match(one: Signature, other: Signature) -> Match:
@@ -94,7 +95,7 @@ def alike(a: Parameter, b: Parameter) -> int:
     """1: the same, or one a part of the other; -1: neither; 0: cannot tell."""
     if a.constant or b.constant or a.high != a.high or b.high != b.high:
         return 0
-    slack = 2 * max(a.unit, b.unit)
+    slack = 2 * max(a.unit, b.unit) if a.unit != b.unit else 0.0
     highs, lows = _close(a.high, b.high, slack), _close(a.low, b.low, slack)
     if a.shape == b.shape:
         return 1 if highs and lows else -1
@@ -103,6 +104,36 @@ def alike(a: Parameter, b: Parameter) -> int:
     small, large = (a, b) if a.shape < b.shape else (b, a)
     inside = (highs or small.high <= large.high) and (lows or small.low >= large.low)
     return -1 if not inside else 1 if highs or lows else 0
+
+
+def joined_signature(members: Sequence[Signature], whole: Signature) -> Signature:
+    """Parameters of a tensor parallel group, of tensors in the shapes that they have in ``whole``."""
+    full = _shapes(whole)
+    first = members[0].parameters
+    found = {}
+    for name, parameter in first.items():
+        each = [m.parameters[name] for m in members if name in m.parameters]
+        shape = next(
+            (s for s in full.get(pattern(name)[0], ()) if split_of([p.shape for p in each], s)), parameter.shape
+        )
+        found[name] = Parameter(shape, max(p.high for p in each), min(p.low for p in each), parameter.unit)
+    return Signature(found, {})
+
+
+def shares_of(one: Signature, whole: Signature) -> Iterator[int]:
+    """How many times as large the same parameters of ``whole`` are."""
+    full = _shapes(whole)
+    for name, parameter in one.parameters.items():
+        for shape in full.get(pattern(name)[0], ()):
+            yield round(prod(shape) / max(prod(parameter.shape), 1))
+
+
+def _shapes(whole: Signature) -> dict[str, set[tuple[int, ...]]]:
+    """By name without numbers."""
+    found: dict[str, set[tuple[int, ...]]] = defaultdict(set)
+    for name, parameter in whole.parameters.items():
+        found[pattern(name)[0]].add(parameter.shape)
+    return found
 
 
 def _close(a: float, b: float, slack: float) -> bool:

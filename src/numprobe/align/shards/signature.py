@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 
 import msgspec
@@ -75,6 +76,7 @@ def signature_of(values: ValueTable) -> Signature:
     return Signature(parameters, shapes)
 
 
+@lru_cache(maxsize=1 << 16)
 def pattern(name: str) -> tuple[str, tuple[int, ...]]:
     """A name with its numbers taken out.
 
