@@ -71,7 +71,7 @@ def _sets(target: Sequence[Rank], golden: Sequence[Rank]) -> list[_Set]:
             found = match(joined_signature([small[i][1] for i in members], other), other)
             for i in members:
                 single[i] = max(single[i], found, key=Match.score)
-        matches.update({(i, j): found for i, found in enumerate(single) if found.score() > 0})
+        matches.update({(i, j): found for i, found in enumerate(single) if found.good})
     sets = []
     for ones, others in _connected(matches):
         offsets = {}

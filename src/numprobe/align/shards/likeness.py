@@ -29,6 +29,11 @@ class Match:
     def score(self) -> int:
         return self.agree - self.differ
 
+    @property
+    def good(self) -> bool:
+        """A fault spoils few parameters; those that all ranks have, as gains of norms, agree on any two."""
+        return self.agree > 2 * self.differ
+
 
 def match(one: Signature, other: Signature) -> Match:
     """Which part of ``other`` is ``one``? Numbers of layers, then of experts, are shifted so that most parameters agree."""
