@@ -80,6 +80,11 @@ class Calls:
         """Rows of the table that cannot be compared, by the reason."""
         return {}
 
+    @property
+    def dumps(self) -> list[RankDump]:
+        """All dumps that it lies in."""
+        return [self.dump]
+
     def recorded(self, i: int) -> tuple[RankDump, int]:
         """The dump that a record lies in, and its op_index there."""
         return self.dump, i

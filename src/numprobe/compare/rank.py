@@ -217,7 +217,7 @@ def _first(findings: list[Finding]) -> list[Finding]:
 
 
 def _status(compared: Compared) -> str:
-    damaged = any(side.dump.index.damage for side in (compared.target, compared.golden))
+    damaged = any(dump.index.damage for side in (compared.target, compared.golden) for dump in side.dumps)
     return "partial" if damaged else "ok"
 
 

@@ -16,7 +16,7 @@ from numprobe.align.leaves import LeafPairs
 from numprobe.align.shards.grid import sort_ranks
 from numprobe.align.shards.joined import JoinedCalls
 from numprobe.align.shards.merged import MergedCalls
-from numprobe.align.shards.signature import read_signature
+from numprobe.align.shards.signature import Signature, read_signature
 from numprobe.align.shards.split import split_of
 from numprobe.align.shards.spread import CASES, UNKNOWN
 from numprobe.align.shards.unit import Group, Unit
@@ -47,15 +47,13 @@ def fit_ranks(
     Raises:
         NumprobeError: E-CMP-004 the ranks hold parts of a model, and do not fit together.
     """
-    ranks = [*_readable(a), *_readable(b)]
-    if not _readable(a) or not _readable(b):
-        return None
-    places = [(rank, cache_to) for rank in ranks]
-    signatures = dict(choose(jobs, len(ranks), sum(rank.size for rank in ranks))(read_signature, places))
-    known = [(rank, signatures[i]) for i, rank in enumerate(ranks)]
-    count = len(_readable(a))
-    grid = sort_ranks(known[:count], known[count:])
-    if grid.by_number:
+    sides = _readable(a), _readable(b)
+    ranks = [*sides[0], *sides[1]]
+    size = sum(rank.size for rank in ranks)
+    found = dict(choose(jobs, len(ranks), size)(_try_signature, [(rank, cache_to) for rank in ranks]))
+    known = [(rank, s) for i, rank in enumerate(ranks) if isinstance(s := found[i], Signature)]
+    one, other = ([k for k in known if k[0] in side] for side in sides)
+    if not one or not other or (grid := sort_ranks(one, other)).by_number:
         return None
     if not grid.units:
         raise NumprobeError(
@@ -64,12 +62,25 @@ def fit_ranks(
             where=f"{a.folder}, {b.folder}",
             found="{target} and {golden} ranks, whose parameters are no parts of each other, or some of their group are missing",
             do="give dumps of one model with all ranks of a group, or two ranks that hold the same part",
-            target=count,
-            golden=len(ranks) - count,
+            target=len(one),
+            golden=len(other),
         )
     alone = [data.RankPair(a.step, r.rank, r.key, "", "missing") for r in grid.alone[0]]
     alone += [data.RankPair(b.step, r.rank, "", r.key, "missing") for r in grid.alone[1]]
+    alone += [
+        data.RankPair(a.step, rank.rank, *((rank.key, "") if i < len(sides[0]) else ("", rank.key)), "unreadable", str(found[i]))
+        for i, rank in enumerate(ranks)
+        if not isinstance(found[i], Signature)
+    ]
     return [_pairing(unit) for unit in grid.units], alone
+
+
+def _try_signature(place: tuple[RankFolder, Path | None]) -> Signature | str:
+    """The signature of a rank, or why it cannot be read."""
+    try:
+        return read_signature(place)
+    except NumprobeError as error:
+        return str(error)
 
 
 def refuse_other_runs(unit: Unit | None, *, given: bool) -> None:

@@ -20,6 +20,7 @@ from numprobe.align.shards.unit import Group, Unit
 from numprobe.formats.layout import RankFolder
 
 Rank = tuple[RankFolder, Signature]
+FEW = 0.05  # of the shapes
 
 
 @dataclass
@@ -36,7 +37,7 @@ def sort_ranks(target: Sequence[Rank], golden: Sequence[Rank]) -> Grid:
     """Find the ranks that belong together."""
     grid = Grid()
     if not all(s.parameters for _, s in (*target, *golden)):
-        if _same_shapes(target[0][1], golden[0][1]):
+        if not _parts(target, golden):
             return Grid(by_number=True)
         sets = list(_in_order(target, golden))
     else:
@@ -117,9 +118,15 @@ def _connected(pairs: dict[tuple[int, int], Match]) -> Iterator[tuple[set[int], 
         yield ones, others
 
 
-def _same_shapes(one: Signature, other: Signature) -> bool:
-    shared = one.shapes.keys() & other.shapes.keys()
-    return 2 * sum(one.shapes[key] == other.shapes[key] for key in shared) > len(shared)
+def _parts(target: Sequence[Rank], golden: Sequence[Rank]) -> bool:
+    """Have ranks of the larger side parts of what one of the smaller has? Of activations many are the same on all ranks."""
+    few, many = sorted((target, golden), key=len)
+    each = max(len(many) // len(few), 2)
+    shapes, full = many[0][1].shapes, few[0][1].shapes
+    shared = shapes.keys() & full.keys()
+    parts = sum(split_of([shapes[key]] * each, full[key]) is not None for key in shared)
+    same = sum(shapes[key] == full[key] for key in shared)
+    return parts > FEW * len(shared) or same < len(shared) / 2
 
 
 def _in_order(target: Sequence[Rank], golden: Sequence[Rank]) -> Iterator[_Set]:

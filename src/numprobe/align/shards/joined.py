@@ -61,6 +61,10 @@ class JoinedCalls(Calls):
     parts: Rows
     talk: dict[int, list[tuple[OpName, Rows]]] = field(default_factory=dict)
 
+    @property
+    def dumps(self) -> list[RankDump]:
+        return [calls.dump for calls in self.ranks.calls]
+
     def recorded(self, i: int) -> tuple[RankDump, int]:
         rank, record = self.records[i]
         return self.ranks.calls[rank].dump, record

@@ -18,6 +18,7 @@ from numprobe.align.shards.tables import Rows
 from numprobe.align.shards.tensor import Piece, joined, pieces
 from numprobe.formats.msprobe.values import ABSENT, GIVEN, NULL, Texts, ValueTable
 from numprobe.formats.tensors import TensorFile
+from numprobe.record.dtypes import float_format
 from numprobe.record.names import BACKWARD
 from numprobe.record.trace import PARAMETER
 
@@ -113,6 +114,7 @@ def merge(side: JoinedCalls, spread: Spread, other: ValueTable, partner: Rows) -
         groups={},
     )
     merged.values = _whole_values(merged)
+    _drop_digests(merged.values, other, partner)
     merged.averaged = merged.find_average(other, partner)
     return merged
 
@@ -164,6 +166,14 @@ def _whole_values(side: MergedCalls) -> ValueTable:
         files=files,
         scalars={**values.scalars, **spread.sized},
     )
+
+
+def _drop_digests(values: ValueTable, other: ValueTable, partner: Rows) -> None:
+    """Another number of ranks adds up in another order: bits of floats that differ are no sign of anything, figures are."""
+    floats = {i for i, (_, _, short) in enumerate(values.kinds) if float_format(short) is not None}
+    for row in [r for r in values.digests if int(values.kind[r]) in floats]:
+        if values.digests[row] != other.digests.get(int(partner[row])):
+            del values.digests[row]
 
 
 def _take_over(mine: dict[int, T], row: int, theirs: Mapping[int, T], part: int) -> None:
