@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import resource
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from cli.shell import command, numprobe, process, tree
-from numprobe.compare.command import run_to_folder
+from numprobe.compare.command import Output, run_to_folder
+from numprobe.compare.page.screen import render_json_line
 from numprobe.compare.result import CompareResult
 from numprobe.compare.run import CompareOptions
+from numprobe.record.errors import NumprobeError
 
 from .written import Entry, call, compared, save, tensor, write
 
@@ -276,6 +282,27 @@ def test_denormals_of_fp64(tmp_path: Path) -> None:
     assert compared(sides[0], sides[0]).verdict == "pass"
 
 
+# --- what no input decides ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("api", ["arange", "full", "ones", "tensor", "linspace", "eye", "zeros_like", "new_full"])
+@pytest.mark.parametrize("kind", ["torch.int64", "torch.float32"])
+def test_constants_that_differ_are_an_error(tmp_path: Path, api: str, kind: str) -> None:
+    """Positions that begin at one are no memory that nobody filled; and what comes of them is no surprise."""
+    first, then = f"Torch.{api}.0.forward", "Torch.f.0.forward"
+    sides = []
+    for name, begin in (("t", 1), ("g", 0)):
+        leaf = tensor(np.arange(begin, begin + 16, dtype="i8" if "int" in kind else "f4"), kind)
+        sides.append(write(tmp_path / name, {first: call([], [leaf]), then: call([leaf], [tensor(Y + begin)])}))
+    [finding] = compared(*sides).findings
+    assert (finding.op, finding.cause, finding.severity) == (first, "introduced", "error")
+
+
+def test_memory_that_nobody_filled_may_differ(tmp_path: Path) -> None:
+    sides = [write(tmp_path / n, {"Torch.empty.0.forward": call([], [tensor(v)])}) for n, v in (("t", X), ("g", Y))]
+    assert compared(*sides).verdict == "pass"
+
+
 # --- parents -----------------------------------------------------------------------------------------------------------
 
 
@@ -416,3 +443,104 @@ def test_the_dumps_stay_as_they_are(tmp_path: Path) -> None:
     assert {k: v for k, v in tree(tmp_path).items() if k.startswith(("t", "g"))} == {
         k: v for k, v in before.items() if k.startswith(("t", "g"))
     }
+
+
+# --- anything ----------------------------------------------------------------------------------------------------------
+
+ODD: list[Any] = [
+    *(None, 0, -1, 1.5, NAN, INF, -INF, 10**400, 2**63, True, "", "NaN", "1e400", [], {}, [None], [[]], {"": {}}),
+    *("torch.complex64", "torch.int64", "torch.bool", "torch.float8_e4m3fn", [0], [-1], [10**30], ["a"], "x" * 3000),
+    *("=1+1", "<b>", "\ud800", "\n", "../x", 1e308, 5e-324, tensor(X), {"type": "torch.Tensor"}),
+]
+WORDS = (
+    "Max",
+    "Norm",
+    "shape",
+    "dtype",
+    "type",
+    "md5",
+    "data_name",
+    "value",
+    "stat_dtype",
+    "input_args",
+    "output",
+    "grad_of",
+)
+STEP: dict[str, Entry] = {
+    "Torch.mul.0.forward": call([tensor(X), value("float", 2.0)], [tensor(2 * X)]),
+    "Module.a.Linear.forward.0": {**call([tensor(2 * X)], [tensor(Y)]), "parameters": {"weight": tensor(Y)}},
+    "Torch.topk.0.forward": call(
+        [tensor(Y), value("int", 2)], [[tensor(Y[:, :2]), tensor(np.arange(8), "torch.int64")]]
+    ),
+    "Distributed.all_reduce.0.forward": call([tensor(Y, md5="0a1b2c3d")], [tensor(2 * Y, md5="0a1b2c3e")]),
+    "Torch.mul.0.backward": {"input": [tensor(Y)], "output": [tensor(2 * Y), None]},
+    "Module.a.Linear.parameters_grad": {"weight": [tensor(Y)]},
+}
+PARENTS: dict[str, str | None] = {"Torch.topk.0.forward": "Module.a.Linear.forward.0"}
+
+
+def places(tree: Any, here: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The ways to everything inside."""
+    inside = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    for key, part in inside:
+        yield (*here, key)
+        yield from places(part, (*here, key))
+
+
+def damaged(tree: Any, draw: Callable[[Any], Any]) -> Any:
+    """With a few things replaced, taken away, renamed or put elsewhere."""
+    tree = copy.deepcopy(tree)
+    for _ in range(draw(st.integers(0, 6))):
+        ways = list(places(tree))
+        if not ways:
+            break
+        *above, key = draw(st.sampled_from(ways))
+        around = tree
+        for k in above:
+            around = around[k]
+        how = draw(st.sampled_from(("replace", "remove", "add", "rename", "repeat")))
+        if how == "remove":
+            del around[key]
+        elif how == "add" and isinstance(around, dict):
+            around[draw(st.sampled_from(WORDS))] = copy.deepcopy(draw(st.sampled_from(ODD)))
+        elif how == "rename" and isinstance(around, dict):
+            around[str(key).replace("0", "1") if draw(st.booleans()) else draw(st.sampled_from([*STEP]))] = around.pop(
+                key
+            )
+        elif how == "repeat" and isinstance(around, list):
+            around.append(copy.deepcopy(around[key]))
+        else:
+            around[key] = copy.deepcopy(draw(st.sampled_from(ODD)))
+    return tree
+
+
+@pytest.mark.filterwarnings("error")
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data())
+def test_damaged_dumps_end_in_a_verdict_or_one_error(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("damaged")
+    head = {"task": "statistics", "level": "mix", "framework": "pytorch", "data": STEP}
+    sides = []
+    for name in ("t", "g"):
+        place = folder / name / "step0" / "rank0"
+        place.mkdir(parents=True)
+        for file, content in (
+            ("dump.json", head),
+            ("construct.json", PARENTS),
+            ("stack.json", {"0": [[*STEP], ["a, line 1"]]}),
+        ):
+            (place / file).write_text(json.dumps(damaged(content, data.draw)))
+        sides.append(place.parent)
+    try:
+        options = CompareOptions(
+            use_cache=False, jobs=1, noise=sides[1], by=data.draw(st.sampled_from(["auto", "tensor"]))
+        )
+        comparison, run = run_to_folder(*sides, options, folder / "out", Output(tables=("csv",), compat=True))
+    except NumprobeError:
+        return
+    result = comparison.result
+    assert result.verdict != "pass" or (not result.counts["error"] and result.counts["pass"] + result.counts["warning"])
+    assert json.loads((run.path / "result.json").read_text())["verdict"] == result.verdict
+    json.loads(render_json_line(result, "out"))

@@ -22,7 +22,7 @@ class Family(enum.IntEnum):
     """Kinds of operators that pass errors on in the same way."""
 
     UNKNOWN = 0
-    MOVE = 1  # views, copies, casts, selections: e unchanged
+    MOVE = 1  # views, copies, casts, selections: e unchanged; tables of constants
     SUM = 2  # add, sub, and sums over an axis
     PRODUCT = 3  # elementwise products, quotients, roots
     MATMUL = 4
@@ -35,7 +35,7 @@ class Family(enum.IntEnum):
     DISCRETE = 11  # top-k, comparisons, sorts, rounding: small errors may flip the result
     RANDOM = 12
     COMMUNICATION = 13
-    CREATE = 14  # outputs that no input decides: empty, zeros, arange
+    CREATE = 14  # memory as it is found: empty
     CONTAINER = 15  # a module whose inside is recorded
 
 
@@ -46,7 +46,8 @@ _WORDS = {
         scatter pad roll flip where masked_fill clamp clamp_min clamp_max maximum minimum max min amax amin relu triu tril
         diagonal
         index_add index_copy copy detach identity unbind movedim swapaxes swapdims broadcast_to getitem setitem fill dropout
-        npu_format_cast abs neg hardtanh relu6""",
+        npu_format_cast abs neg hardtanh relu6 zeros ones full zeros_like ones_like full_like arange linspace eye new_zeros
+        new_ones new_full tensor as_tensor scalar_tensor""",
     Family.SUM: "add sub rsub sum mean cumsum addcmul addcdiv lerp iadd isub radd add_rmsnorm var std",
     Family.PRODUCT: """mul div truediv true_divide rmul rtruediv imul itruediv pow rpow sqrt rsqrt reciprocal square prod outer
         kron""",
@@ -69,8 +70,7 @@ _WORDS = {
         equal one_hot histc logical_and logical_or logical_not floor_divide remainder fmod histogram
         npu_moe_gating_top_k_softmax npu_moe_gating_top_k""",
     Family.RANDOM: "rand randn randint randperm multinomial bernoulli normal uniform exponential rand_like randn_like poisson",
-    Family.CREATE: """empty empty_like new_empty empty_strided new_empty_strided empty_with_format zeros ones full zeros_like
-        ones_like full_like arange linspace eye new_zeros new_ones new_full tensor as_tensor scalar_tensor""",
+    Family.CREATE: "empty empty_like new_empty empty_strided new_empty_strided empty_with_format",
 }
 _FAMILIES = {word: family for family, words in _WORDS.items() for word in words.split()}
 
