@@ -33,7 +33,8 @@ class Case:
     """``pad``: the vocabulary is a multiple of that many rows. ``data``: data parallel ranks have the same batch, each
     its part of it (``split``), or each one of its own (``other``). ``experts``: so many in the place of every MLP, each whole on
     one rank, and counted from 0 there. ``separate``: q, k and v have weights of their own, and ranks may share a k and v head.
-    ``fault`` is on rank ``where`` (-1: on all), in the layer in the middle of its stage (``swapped``: in all)."""
+    ``fault`` is on rank ``where`` (-1: on all), in the layer in the middle of its stage (``swapped``: in all).
+    ``digests``: checksums beside the figures, no tensors."""
 
     layers: int = 2
     tp: int = 1
@@ -47,6 +48,8 @@ class Case:
     fault: str = ""
     where: int = 1
     dtype: str = "float32"
+    level: str = "mix"
+    digests: bool = False
 
 
 CASES = {
@@ -54,8 +57,12 @@ CASES = {
     "one_deep": Case(layers=4),
     "one_bf16": Case(dtype="bfloat16"),
     "one_separate": Case(separate=True),
+    "one_apis": Case(level="L1"),
+    "one_digests": Case(digests=True),
     "one_experts": Case(experts=4),
     "tp2": Case(tp=2),
+    "tp2_apis": Case(tp=2, level="L1"),
+    "tp2_digests": Case(tp=2, digests=True),
     "tp2_deep": Case(layers=4, tp=2),
     "tp2_separate": Case(tp=2, separate=True),
     "ep2": Case(tp=2, experts=4),
@@ -394,7 +401,12 @@ def run(case: Case, folder: Path, rank: int) -> None:
     tokens = torch.randint(0, VOCABULARY, (TOKENS, BATCH), generator=draw)
     if case.data == "split":
         tokens = tokens.chunk(case.dp, 1)[replica]
-    with PrecisionDebugger(dump_path=str(folder), level="mix", task="tensor", tensor_format="safetensors") as debugger:
+    kind = (
+        {"task": "statistics", "summary_mode": "md5"}
+        if case.digests
+        else {"task": "tensor", "tensor_format": "safetensors"}
+    )
+    with PrecisionDebugger(dump_path=str(folder), level=case.level, **kind) as debugger:
         debugger.start(model=model)
         x = tokens
         if stage:

@@ -157,6 +157,23 @@ def test_the_order_of_gate_and_up_is_told(dumps: Path) -> None:
     assert "rank0, rank1 合并为一侧" in chinese
 
 
+def test_without_module_records_shapes_tell(dumps: Path) -> None:
+    """Level L1: no parameters are known; which ranks belong together is their order, and how leaves are split their shapes."""
+    for by in MODES:
+        result = compared(dumps / "tp2_apis", dumps / "one_apis", by)
+        assert result.verdict == "pass"
+        assert not result.findings
+        assert cases_of(result)["split"] > 100
+
+
+def test_other_bits_of_another_layout_are_no_difference(dumps: Path) -> None:
+    """Checksums of what two ranks added up are not those of one rank; those of the same weights are."""
+    result = compared(dumps / "tp2_digests", dumps / "one_digests", "auto")
+    assert result.verdict == "pass"
+    assert not result.findings
+    assert result.mode == "mixed"
+
+
 # --- one fault on one rank -------------------------------------------------------------------------------------------
 
 
@@ -239,6 +256,21 @@ def test_a_group_with_a_rank_missing_is_one_clear_error(dumps: Path, tmp_path: P
     with pytest.raises(NumprobeError, match="E-CMP-004") as caught:
         compared(three, dumps / "one_separate")
     assert "3 and 1 ranks" in caught.value.found
+
+
+def test_a_rank_that_cannot_be_read_is_told(dumps: Path, tmp_path: Path) -> None:
+    target = ranks_of(dumps / "tp2", tmp_path / "target", [0, 1])
+    file = target / "step0" / "rank1" / "dump.json"
+    whole = file.read_bytes()
+    file.write_bytes(b"no json")
+    with pytest.raises(NumprobeError, match="E-CMP-004") as caught:
+        compared(target, dumps / "one")
+    assert "of 1 ranks nothing could be read" in caught.value.found
+    file.write_bytes(whole[: len(whole) // 2])
+    result = compared(target, dumps / "one")
+    [pair] = result.ranks
+    assert (pair.status, result.verdict, result.premise) == ("partial", "inconclusive", "coverage")
+    assert not errors(result)  # what the other rank alone has is compared with nothing
 
 
 def test_dumps_of_two_models_are_one_clear_error(dumps: Path) -> None:

@@ -51,8 +51,13 @@ def fit_ranks(
     ranks = [*sides[0], *sides[1]]
     size = sum(rank.size for rank in ranks)
     found = dict(choose(jobs, len(ranks), size)(_try_signature, [(rank, cache_to) for rank in ranks]))
-    known = [(rank, s) for i, rank in enumerate(ranks) if isinstance(s := found[i], Signature)]
-    one, other = ([k for k in known if k[0] in side] for side in sides)
+    known = {i: (rank, s) for i, rank in enumerate(ranks) if isinstance(s := found[i], Signature)}
+    one, other = ([k for i, k in known.items() if (i < len(sides[0])) == first] for first in (True, False))
+    unread = [
+        data.RankPair(a.step, rank.rank, *((rank.key, "") if i < len(sides[0]) else ("", rank.key)), "unreadable", s)
+        for i, rank in enumerate(ranks)
+        if isinstance(s := found[i], str)
+    ]
     if not one or not other or (grid := sort_ranks(one, other)).by_number:
         return None
     if not grid.units:
@@ -60,19 +65,18 @@ def fit_ranks(
             "E-CMP-004",
             "the ranks of the two dumps cannot be fitted together",
             where=f"{a.folder}, {b.folder}",
-            found="{target} and {golden} ranks, whose parameters are no parts of each other, or some of their group are missing",
+            found="of {unread} ranks nothing could be read: {reason}"
+            if unread
+            else "{target} and {golden} ranks, whose parameters are no parts of each other, or some of their group are missing",
             do="give dumps of one model with all ranks of a group, or two ranks that hold the same part",
             target=len(one),
             golden=len(other),
+            unread=len(unread),
+            reason=unread[0].note if unread else "",
         )
     alone = [data.RankPair(a.step, r.rank, r.key, "", "missing") for r in grid.alone[0]]
     alone += [data.RankPair(b.step, r.rank, "", r.key, "missing") for r in grid.alone[1]]
-    alone += [
-        data.RankPair(a.step, rank.rank, *((rank.key, "") if i < len(sides[0]) else ("", rank.key)), "unreadable", str(found[i]))
-        for i, rank in enumerate(ranks)
-        if not isinstance(found[i], Signature)
-    ]
-    return [_pairing(unit) for unit in grid.units], alone
+    return [_pairing(unit) for unit in grid.units], [*alone, *unread]
 
 
 def _try_signature(place: tuple[RankFolder, Path | None]) -> Signature | str:

@@ -49,9 +49,15 @@ class Spread:
     sized: dict[int, object] = field(default_factory=dict)
 
 
-def spread_of(side: JoinedCalls, other: ValueTable, partner: Rows) -> Spread:
-    """``partner``: by row of ``side``, the row of the other side; -1 where there is none."""
-    return _Spreading(side, other, partner).run()
+def spread_of(side: JoinedCalls, other: ValueTable, partner: Rows, cut: Sequence[int] = ()) -> Spread:
+    """``partner``: by row of ``side``, the row of the other side; -1 where there is none. ``cut``: columns whose dumps end early,
+    so that what they lack says nothing."""
+    found = _Spreading(side, other, partner).run()
+    found.case[(side.parts[:, list(cut)] < 0).any(1) & (found.case != UNKNOWN)] = UNFIT
+    for row in [r for r in (*found.split, *found.member) if found.case[r] == UNFIT]:
+        found.split.pop(row, None)
+        found.member.pop(row, None)
+    return found
 
 
 class _Spreading:

@@ -57,12 +57,14 @@ def read_unit(
         return target, golden
     leaves = pair_leaves(pair(target, golden), target.values, golden.values)
     both = leaves.both
-    sides = (target, leaves.target[both]), (golden, leaves.golden[both])
-    for (one, rows), (other, others) in (sides, sides[::-1]):
+    sides = (target, leaves.target[both], unit.target), (golden, leaves.golden[both], unit.golden)
+    for (one, rows, group), (other, others, _) in (sides, sides[::-1]):
         if one.parts.shape[1] > 1:
             partner = np.full(len(one.values), -1, np.int64)
             partner[rows] = others
-            merged = merge(one, spread_of(one, other.values, partner), other.values, partner)
+            damaged = [calls.dump.index.damage is not None for calls in one.ranks.calls]
+            cut = [c for c, column in enumerate(group.columns) if any(damaged[stage.rank] for stage in column)]
+            merged = merge(one, spread_of(one, other.values, partner, cut), other.values, partner)
             if tensors:
                 choose_orders(merged, other, partner)
             return (merged, golden) if one is target else (target, merged)
