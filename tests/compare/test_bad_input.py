@@ -146,6 +146,18 @@ def test_a_shape_of_more_elements_than_any_tensor_has(tmp_path: Path) -> None:
         assert comparison.result.findings[0].reason == "shape"
 
 
+def test_a_parameter_of_a_shape_that_no_tensor_has(tmp_path: Path) -> None:
+    """It is no part of the other that 10^30 ranks hold."""
+    sides = [
+        write(
+            tmp_path / n,
+            {"Module.a.Linear.forward.0": {**call([tensor(X)], [tensor(Y)]), "parameters": {"weight": leaf}}},
+        )
+        for n, leaf in (("t", {**tensor(Y), "shape": [10**30, 8]}), ("g", tensor(Y)))
+    ]
+    assert compared(*sides).counts["incomparable"] == 1
+
+
 @pytest.mark.parametrize("figure", ["Mean", "Norm"])
 @pytest.mark.parametrize("side", [0, 1])
 def test_a_sum_that_overflowed_on_one_side_is_unknown(tmp_path: Path, figure: str, side: int) -> None:

@@ -31,6 +31,7 @@ from numprobe.record.trace import PARAMETER
 Pairing = tuple[RankFolder, RankFolder, Unit | None]
 OTHER_BATCH = "another batch than the golden run: parameters only"
 NAMED = 4  # ranks of a group that its name lists
+MOST_PARTS = 4096  # of one parameter
 
 
 def same_size(a: StepFolder, b: StepFolder) -> bool:
@@ -161,7 +162,8 @@ def parts_of_each_other(leaves: LeafPairs, reason: NDArray[np.uint8], target: Va
 def _part(small: tuple[int, ...], large: tuple[int, ...]) -> bool:
     return any(
         split_of([small] * count, large) is not None
-        for count in {n // max(m, 1) for m, n in zip(small, large, strict=False)} - {0, 1}
+        for count in {n // max(m, 1) for m, n in zip(small, large, strict=False)}
+        if 1 < count <= MOST_PARTS
     )
 
 
