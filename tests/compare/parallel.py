@@ -70,6 +70,7 @@ CASES = {
     "tp2_bf16": Case(tp=2, dtype="bfloat16"),
     "sp2": Case(tp=2, sequence=True),
     "tp4": Case(tp=4, separate=True),
+    "tp4_key": Case(tp=4, separate=True, fault="key"),
     "pad2": Case(tp=2, pad=32),
     "pp2": Case(layers=4, pp=2),
     "dp2": Case(dp=2),
@@ -261,6 +262,9 @@ class Attention(nn.Module):
                 mine = slice(group.rank * self.kv_heads // group.size, (group.rank + 1) * self.kv_heads // group.size)
             for letter, weight in (("q", group.part(q)), ("k", k[mine]), ("v", v[mine])):
                 setattr(self, f"linear_{letter}", ColumnParallelLinear(weight.flatten(0, 1), group, case.sequence))
+            if fault == "key":
+                with torch.no_grad():
+                    self.linear_k.weight.mul_(1.03)
         else:
             groups = q.view(self.kv_heads, -1, HIDDEN)
             qkv = torch.cat([groups, k, v], 1).flatten(0, 1)

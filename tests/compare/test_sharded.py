@@ -199,6 +199,15 @@ def test_other_bits_of_another_layout_are_no_difference(dumps: Path) -> None:
         ),
         ("tp2_partial", "one", 1, "nonfinite", "", "Module.layers.1.mlp.linear_fc2.RowParallelLinear.forward.0", ""),
         ("sp2_partial", "one", 1, "nonfinite", "", "Module.layers.1.mlp.linear_fc2.RowParallelLinear.forward.0", ""),
+        (
+            "tp4_key",
+            "one_separate",
+            1,
+            "parameter",
+            "rank_divergence",
+            "Tensor.t.7.forward",
+            "layers.1.attention.linear_k",
+        ),
         ("pp2_fc1", "one_deep", 1, "parameter", "", "Tensor.t.6.forward", "layers.3.mlp.linear_fc1"),
         ("tp2pp2_fc1", "one_deep", 3, "parameter", "", "Tensor.t.6.forward", "layers.3.mlp.linear_fc1"),
         ("dp2_fc1", "one", 1, "parameter", "rank_divergence", "Tensor.t.6.forward", "layers.1.mlp.linear_fc1"),
@@ -218,6 +227,15 @@ def test_a_fault_on_one_rank_names_that_rank(
     assert finding.target_place.file == f"step0/rank{rank}/dump.json"
     text = (dumps / target / finding.target_place.file).read_bytes()[finding.target_place.offset :]
     assert text.startswith(b"{")
+
+
+def test_golden_ranks_that_disagree_do_not_blame_the_target(dumps: Path) -> None:
+    """A wrong gain on one golden rank: what the other has stands for both, and the target agrees with it; what the ranks make of
+    it together does not."""
+    result = compared(dumps / "one", dumps / "tp2_gain")
+    [finding] = errors(result)
+    assert finding.cause == "introduced"
+    assert cases_of(result)["diverged"] > 0
 
 
 def test_the_layer_of_a_stage_is_that_of_the_whole_model(dumps: Path) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from numprobe.align.calls import Calls
-from numprobe.align.shards.joined import JoinedCalls
+from numprobe.align.shards.joined import COMMUNICATION, JoinedCalls
 from numprobe.align.shards.merged import MergedCalls
 from numprobe.align.shards.spread import DIVERGED, PARTIAL
 from numprobe.align.shards.tables import Rows
@@ -49,6 +49,8 @@ def blamed(
         return Blame(columns)
     if side.spread.case[row] == DIVERGED:
         return Blame(_diverged(side, row), True)
+    if row in side.spread.copies:
+        return Blame(_odd_copies(side, row) or columns, True)
     summed = side.values.slots[side.values.slot[row]][0] == OUTPUT and _adds_up(side, record)
     if row in side.spread.split and not summed:
         found = _by_tensors(side, other, row, int(partner[row])) if tensors else []
@@ -67,6 +69,19 @@ def _diverged(side: MergedCalls, row: int) -> tuple[int, ...]:
         if np.array_equal(table.figures[parts[c]], table.figures[farthest], equal_nan=True)
         and table.digests.get(int(parts[c])) == table.digests.get(farthest)
     )
+
+
+def _odd_copies(side: MergedCalls, row: int) -> tuple[int, ...]:
+    """Columns that stand for a part that others should have, and have not."""
+    table, copies = side.ranks.table, side.spread.split[row].copies
+    columns = np.flatnonzero(side.parts[row] >= 0).tolist()
+    parts = side.parts[row]
+    odd = []
+    for i, chosen in enumerate(side.spread.copies[row]):
+        siblings = columns[i * copies : (i + 1) * copies]
+        same = [np.array_equal(table.figures[parts[c]], table.figures[parts[chosen]], equal_nan=True) for c in siblings]
+        odd += [c for c, is_same in zip(siblings, same, strict=True) if is_same] if not all(same) else []
+    return tuple(odd)
 
 
 # --- by tensors ------------------------------------------------------------------------------------------------------
@@ -145,12 +160,9 @@ def _numbers(chosen: np.bool_ | NDArray[np.bool_]) -> list[int]:
 
 def _unusual(side: MergedCalls, other: ValueTable, row: int, partner: Rows) -> Floats:
     """By part: how far rms(part) / rms(whole) is from what it is in the other layers."""
-    mine, kind = _shares(side, other, row, partner), side.kind_of(row)
-    layers = [
-        shares
-        for r in side.spread.split
-        if r != row and side.kind_of(r) == kind and len(shares := _shares(side, other, r, partner)) == len(mine)
-    ]
+    mine = _shares(side, other, row, partner)
+    others = [r for r in side.of_kind[side.kind_of(row)] if r != row and r in side.spread.split]
+    layers = [shares for r in others if len(shares := _shares(side, other, r, partner)) == len(mine)]
     usual = np.median(layers, axis=0) if layers else np.ones(len(mine))
     with np.errstate(all="ignore"):
         found: Floats = np.nan_to_num(np.abs(mine / usual - 1))
@@ -170,7 +182,8 @@ def _shares(side: MergedCalls, other: ValueTable, row: int, partner: Rows) -> Fl
 
 def _adds_up(side: MergedCalls, record: int) -> bool:
     """Does a sum over the ranks come out of the record? Whose addend was wrong, the parts of the sum do not tell."""
-    return any("reduce" in op.api for op, _ in side.talk.get(record, ()))
+    inside = [op for i in side.children[record] if (op := side.ops[i]).prefix == COMMUNICATION]
+    return any("reduce" in op.api for op in (*inside, *(op for op, _ in side.talk.get(record, ()))))
 
 
 def _not_finite_inside(side: MergedCalls, record: int) -> tuple[int, ...]:

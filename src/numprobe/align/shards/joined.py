@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -100,6 +101,14 @@ class JoinedCalls(Calls):
         values = self.values
         op, path = self.ops[self.record_of(row)], _NUMBER.sub("#", self.path_of(row))
         return op.prefix, op.api, op.direction, path, values.slots[values.slot[row]], values.shapes[values.shape[row]]
+
+    @cached_property
+    def of_kind(self) -> dict[Hashable, list[int]]:
+        """Rows by :meth:`kind_of`."""
+        found: dict[Hashable, list[int]] = defaultdict(list)
+        for row in range(len(self.values)):
+            found[self.kind_of(row)].append(row)
+        return found
 
     def record_of(self, row: int) -> int:
         return int(self.values.first.searchsorted(row, "right")) - 1

@@ -83,6 +83,8 @@ class MergedCalls(JoinedCalls):
 
     def own_parts(self, row: int) -> list[int]:
         """Rows, in the table of all ranks, of the different parts of a leaf."""
+        if row in self.spread.copies:
+            return [int(self.parts[row, c]) for c in self.spread.copies[row]]
         members = [int(p) for p in self.parts[row] if p >= 0]
         split = self.spread.split.get(row)
         return members if split is None else members[:: split.copies]

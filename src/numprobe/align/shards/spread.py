@@ -19,50 +19,52 @@ import numpy as np
 from numpy.typing import NDArray
 
 from numprobe.align.shards.joined import COMMUNICATION, JoinedCalls
-from numprobe.align.shards.split import Shape, Split, split_of
+from numprobe.align.shards.split import Shape, Split, merged_figures, split_of
 from numprobe.align.shards.tables import Rows
 from numprobe.formats.msprobe.values import GIVEN, ValueTable
 from numprobe.record.dtypes import float_format
-from numprobe.record.names import OpName
+from numprobe.record.names import FORWARD, OpName
 from numprobe.record.trace import INPUT, PARAMETER
 
+Figures = NDArray[np.float64]
 UNKNOWN, REPLICATED, SPLIT, PADDED, DIVERGED, PARTIAL, UNFIT = range(7)
 CASES = ("unknown", "replicated", "split", "padded", "diverged", "partial", "unfit")
 NEAR = 0.05  # figures of two runs of one model are nearer than that, addends of one sum seldom
 EQUAL = 1e-3  # and these are those of the same tensor, whatever it was computed from
-ADDING = (
-    "all_reduce",
-    "all_gather",
-    "broadcast",
-    "reduce_scatter",
-)  # of what these give, every member has the same or a part
+# of what these give, every member has the same or a part
+ADDING = ("all_reduce", "all_gather", "broadcast", "reduce_scatter")
 
 
 @dataclass
 class Spread:
     """By row of the joined side: ``case`` (index of :data:`CASES`), ``split`` of those that are split or padded, ``member``: of
-    those that diverged the one that is farthest from the other side. ``sized``: numbers that count one member's part."""
+    those that diverged the column that stands for them, ``copies``: of split ones of which several columns should have one part,
+    and have not, the columns that stand for them. ``sized``: numbers that count one member's part."""
 
     case: NDArray[np.uint8]
     split: dict[int, Split] = field(default_factory=dict)
     member: dict[int, int] = field(default_factory=dict)
+    copies: dict[int, tuple[int, ...]] = field(default_factory=dict)
     sized: dict[int, object] = field(default_factory=dict)
 
 
-def spread_of(side: JoinedCalls, other: ValueTable, partner: Rows, cut: Sequence[int] = ()) -> Spread:
+def spread_of(
+    side: JoinedCalls, other: ValueTable, partner: Rows, cut: Sequence[int] = (), *, trusted: bool = False
+) -> Spread:
     """``partner``: by row of ``side``, the row of the other side; -1 where there is none. ``cut``: columns whose dumps end early,
-    so that what they lack says nothing."""
-    found = _Spreading(side, other, partner).run()
+    so that what they lack says nothing. For those that diverged stands the one that is farthest from the other side, of a
+    ``trusted`` side the nearest."""
+    found = _Spreading(side, other, partner, trusted).run()
     found.case[(side.parts[:, list(cut)] < 0).any(1) & (found.case != UNKNOWN)] = UNFIT
     for row in [r for r in (*found.split, *found.member) if found.case[r] == UNFIT]:
-        found.split.pop(row, None)
-        found.member.pop(row, None)
+        for known in (found.split, found.member, found.copies):
+            known.pop(row, None)
     return found
 
 
 class _Spreading:
-    def __init__(self, side: JoinedCalls, other: ValueTable, partner: Rows) -> None:
-        self.side, self.other = side, other
+    def __init__(self, side: JoinedCalls, other: ValueTable, partner: Rows, trusted: bool) -> None:
+        self.side, self.other, self.trusted = side, other, trusted
         self.table, self.parts = side.ranks.table, side.parts
         self.partner: list[int] = partner.tolist()
         self.found = Spread(np.zeros(len(self.parts), np.uint8))
@@ -70,12 +72,10 @@ class _Spreading:
         self.tensor = self._tensors()
         self.weak = self._weak().tolist()
         self.made: dict[str, int] = {}  # figures of all members of a tensor that is not the same on all -> its case
-        self.alone: set[tuple[int, str]] = (
-            set()
-        )  # column and figures of what a record gave that other columns do not have
-        self.own: set[tuple[str, str, str, int]] = (
-            set()
-        )  # calls whose inputs are each rank's own: their backward is, too
+        # column and figures of what a record gave that other columns do not have
+        self.alone: set[tuple[int, str]] = set()
+        # calls whose inputs are each rank's own: their backward is, too
+        self.own: set[tuple[str, str, str, int]] = set()
         self._splits: dict[tuple[object, ...], Split | None] = {}
 
     def run(self) -> Spread:
@@ -197,8 +197,10 @@ class _Spreading:
             return
         split = self._split(shapes, full)
         if split is not None and split.copies > 1 and not self._runs(members, split.copies):
-            found.case[row] = PARTIAL  # gradients of what several members have
-            return
+            if op.direction != FORWARD:
+                found.case[row] = PARTIAL  # gradients of what several members have are addends
+                return
+            found.copies[row] = self._standing_for(row, members, split.copies)
         if split is None:
             if (
                 self.equal[row]
@@ -239,6 +241,21 @@ class _Spreading:
         """Have ``copies`` members behind each other always the same figures?"""
         t = self.table
         return all(self._same(t, members[i], members[i - i % copies]) for i in range(len(members)) if i % copies)
+
+    def _standing_for(self, row: int, members: list[int], copies: int) -> tuple[int, ...]:
+        """Of every part that several columns should have, the one with which the whole is farthest from the other side."""
+        chosen = members[::copies]
+        for i in range(0, len(members), copies):
+            swapped = [[*chosen[: i // copies], m, *chosen[i // copies + 1 :]] for m in members[i : i + copies]]
+            apart = [self._distance_of(self._merged(s), self.partner[row]) for s in swapped]
+            chosen = swapped[int(np.argmin(apart) if self.trusted else np.argmax(apart))]
+        columns = np.flatnonzero(self.parts[row] >= 0).tolist()
+        return tuple(columns[members.index(m)] for m in chosen)
+
+    def _merged(self, members: list[int]) -> Figures:
+        t = self.table
+        found: Figures = merged_figures(t.figures[None, members], t.numel[None, members])[0]
+        return found
 
     @staticmethod
     def _same(t: ValueTable, a: int, b: int) -> bool:
@@ -282,8 +299,11 @@ class _Spreading:
         t, o = self.table, self.other
         if mine in t.digests and theirs in o.digests and t.kinds[t.kind[mine]][2] == o.kinds[o.kind[theirs]][2]:
             return 0.0 if t.digests[mine] == o.digests[theirs] else float("inf")
-        a, b = t.figures[mine], o.figures[theirs]
-        if (np.isfinite(a) != np.isfinite(b))[[0, 1, 3]].any() or t.status[mine, 0] != GIVEN:
+        return self._distance_of(t.figures[mine], theirs) if t.status[mine, 0] == GIVEN else float("inf")
+
+    def _distance_of(self, a: Figures, theirs: int) -> float:
+        o, b = self.other, self.other.figures[theirs]
+        if (np.isfinite(a) != np.isfinite(b))[[0, 1, 3]].any():
             return float("inf")
         numel = max(int(o.numel[theirs]), 1)
         rms = abs(b[3]) / numel**0.5 if np.isfinite(b[3]) else 0.0
@@ -296,10 +316,9 @@ class _Spreading:
         return float(max(apart))
 
     def _farthest(self, row: int, members: list[int]) -> int:
-        there = self.partner[row]
-        apart = [self._distance(p, there) for p in members]
+        apart = [self._distance(p, self.partner[row]) for p in members]
         columns = np.flatnonzero(self.parts[row] >= 0)
-        return int(columns[int(np.argmax(apart))])
+        return int(columns[int(np.argmin(apart) if self.trusted else np.argmax(apart))])
 
 
 def _adds(op: OpName) -> bool:

@@ -64,7 +64,9 @@ def read_unit(
             partner[rows] = others
             damaged = [calls.dump.index.damage is not None for calls in one.ranks.calls]
             cut = [c for c, column in enumerate(group.columns) if any(damaged[stage.rank] for stage in column)]
-            merged = merge(one, spread_of(one, other.values, partner, cut), other.values, partner)
+            merged = merge(
+                one, spread_of(one, other.values, partner, cut, trusted=one is golden), other.values, partner
+            )
             if tensors:
                 choose_orders(merged, other, partner)
             return (merged, golden) if one is target else (target, merged)

@@ -10,6 +10,7 @@ from numprobe.compare.result import CompareResult, Finding, Leaf
 from numprobe.record.names import parse_name
 from numprobe.report import numbers
 
+SHOWN_CASES = ("split", "replicated", "partial", "diverged")  # of leaves that ranks share
 GAPS = ("gap", "operator_missing", "operator_extra", "operator_differs")
 
 
@@ -80,7 +81,7 @@ def notes(result: CompareResult) -> list[Said]:
             said.append(Said("note.levels", {"target": values[0], "golden": values[1]}))
         elif kind == "merged":
             counts = dict(pair.split("=") for pair in values[2].split(",") if pair)
-            shown = {name: int(counts[name]) if name in counts else None for name in ("split", "replicated", "partial")}
+            shown = {name: int(counts[name]) if name in counts else None for name in SHOWN_CASES}
             said.append(Said("note.merged", {"side": values[0], "ranks": values[1].replace("+", ", "), **shown}))
         elif kind == "order":
             said.append(Said("note.order", {"parameter": values[1], "groups": int(values[2])}))
