@@ -137,6 +137,15 @@ def merge_notes(target: object, golden: object) -> list[str]:
     return notes
 
 
+def cases_by_row(leaves: LeafPairs, target: object, golden: object) -> NDArray[np.int64] | None:
+    """By leaf row the index in :data:`~numprobe.align.shards.spread.CASES`, -1 where none was needed; None where no side was
+    merged."""
+    for side, rows in ((target, leaves.target), (golden, leaves.golden)):
+        if isinstance(side, MergedCalls):
+            return np.where((rows >= 0) & (side.spread.case[rows] != UNKNOWN), side.spread.case[rows], -1).astype(np.int64)
+    return None
+
+
 def _cases(side: JoinedCalls) -> str:
     if not isinstance(side, MergedCalls):
         return ""

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from numprobe.align.shards.spread import CASES
 from numprobe.compare.measure import REASONS
+from numprobe.compare.sharded import cases_by_row
 from numprobe.compare.tensors import columns as tensor_columns
 
 if TYPE_CHECKING:
@@ -58,6 +60,9 @@ def table_of(compared: Compared) -> pl.DataFrame:
         "max_error_rms": _floats(m.local),
         "nonfinite_differs": m.nonfinite,
     }
+    cases = cases_by_row(leaves, compared.target, compared.golden)
+    if cases is not None:
+        columns["spread"] = _texts(CASES, cases)
     if m.details:
         columns.update({name: _floats(values) for name, values in tensor_columns(m)})
     if m.problems:
