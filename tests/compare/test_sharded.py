@@ -105,6 +105,18 @@ def test_every_leaf_has_a_case(dumps: Path) -> None:
     assert set(heads) == {"replicated", "split", "partial"}
 
 
+def test_the_table_has_the_case_of_every_row(dumps: Path, tmp_path: Path) -> None:
+    from numprobe.compare.table import read_parquet
+
+    options = CompareOptions(by="statistics", use_cache=False, jobs=1)
+    comparison = compare(dumps / "tp2", dumps / "one", options, parts=tmp_path)
+    [part] = comparison.parts
+    frame = read_parquet(part)
+    found = dict(frame["spread"].drop_nulls().value_counts().iter_rows())
+    assert found == cases_of(comparison.result)
+    assert set(frame.filter(frame["spread"] == "partial")["reason"]) == {"partial"}
+
+
 def test_a_padded_vocabulary_needs_tensors(dumps: Path) -> None:
     """92 rows, padded to 96 over two ranks: figures hold the padding, tensors are cut."""
     figures, tensors = (compared(dumps / "pad2", dumps / "one", by) for by in MODES)

@@ -142,7 +142,9 @@ def cases_by_row(leaves: LeafPairs, target: object, golden: object) -> NDArray[n
     merged."""
     for side, rows in ((target, leaves.target), (golden, leaves.golden)):
         if isinstance(side, MergedCalls):
-            return np.where((rows >= 0) & (side.spread.case[rows] != UNKNOWN), side.spread.case[rows], -1).astype(np.int64)
+            return np.where((rows >= 0) & (side.spread.case[rows] != UNKNOWN), side.spread.case[rows], -1).astype(
+                np.int64
+            )
     return None
 
 
