@@ -105,11 +105,12 @@ def test_every_leaf_has_a_case(dumps: Path) -> None:
     assert set(heads) == {"replicated", "split", "partial"}
 
 
-def test_the_table_has_the_case_of_every_row(dumps: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("target", "golden"), [("megatron_tp2", "megatron"), ("megatron", "megatron_tp2")])
+def test_the_table_has_the_case_of_every_row(tmp_path: Path, target: str, golden: str) -> None:
     from numprobe.compare.table import read_parquet
 
     options = CompareOptions(by="statistics", use_cache=False, jobs=1)
-    comparison = compare(dumps / "tp2", dumps / "one", options, parts=tmp_path)
+    comparison = compare(ENGINES / target, ENGINES / golden, options, parts=tmp_path)
     [part] = comparison.parts
     frame = read_parquet(part)
     found = dict(frame["spread"].drop_nulls().value_counts().iter_rows())

@@ -142,9 +142,9 @@ def cases_by_row(leaves: LeafPairs, target: object, golden: object) -> NDArray[n
     merged."""
     for side, rows in ((target, leaves.target), (golden, leaves.golden)):
         if isinstance(side, MergedCalls):
-            return np.where((rows >= 0) & (side.spread.case[rows] != UNKNOWN), side.spread.case[rows], -1).astype(
-                np.int64
-            )
+            cases: NDArray[np.int64] = side.spread.case.astype(np.int64)[rows]
+            cases[(rows < 0) | (cases == UNKNOWN)] = -1
+            return cases
     return None
 
 
