@@ -24,7 +24,7 @@ from pathlib import Path
 
 import reference_semantics as reference
 from numprobe.diagnose.nan_overflow.skill import NanOptions, analyse
-from numprobe.synth import HELD_OUT, SCENARIOS, UNIT, simulate
+from numprobe.synth.nan import HELD_OUT, SCENARIOS, UNIT, simulate
 
 SIZE = replace(
     UNIT, name="unit, short", layers=1, micro_batches=2

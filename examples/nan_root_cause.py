@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from numprobe.diagnose import nan_overflow
-from numprobe.synth import simulate
+from numprobe.synth.nan import simulate
 
 
 def main(folder: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from numprobe.cli import demo as demo_module
-from numprobe.synth import SCENARIOS
+from numprobe.synth.nan import SCENARIOS
 
 from .shell import CLEAN, INTEROP, NO_FIGURES, H, environment, numprobe, process, tree
 

@@ -15,7 +15,7 @@ from numprobe.diagnose.nan_overflow.local import digest_rank
 from numprobe.diagnose.nan_overflow.result import NanResult
 from numprobe.diagnose.nan_overflow.skill import NanOptions, analyse
 from numprobe.formats.dump import open_dump
-from numprobe.synth import UNIT
+from numprobe.synth.nan import UNIT
 
 DATA = Path(__file__).parent.parent / "data"
 GLOO = DATA / "gloo"

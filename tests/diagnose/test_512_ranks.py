@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from numprobe.diagnose.nan_overflow.result import NanResult
-from numprobe.synth import CI, Truth, simulate
+from numprobe.synth.nan import CI, Truth, simulate
 
 from .samples import analysed
 

@@ -8,7 +8,7 @@ import pytest
 
 from numprobe.diagnose.nan_overflow.conclude import LIMITS, total
 from numprobe.diagnose.nan_overflow.result import Candidate, NanResult, Params, Term
-from numprobe.synth import simulate
+from numprobe.synth.nan import simulate
 
 from .samples import GLOO, NAN, PYTORCH, SMALL, all_reduce, analysed, call, t, write_rank
 

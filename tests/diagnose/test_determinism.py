@@ -12,7 +12,7 @@ from numprobe.diagnose import nan_overflow
 from numprobe.diagnose.nan_overflow import skill
 from numprobe.diagnose.nan_overflow.skill import NanOptions, analyse
 from numprobe.execution import executor
-from numprobe.synth import simulate
+from numprobe.synth.nan import simulate
 
 from .samples import NAN, SMALL, analysed, call, t, write_rank
 

@@ -19,7 +19,7 @@ from numprobe.diagnose.nan_overflow.page.markdown import render_markdown
 from numprobe.diagnose.nan_overflow.result import NanResult
 from numprobe.diagnose.nan_overflow.skill import NanOptions, analyse
 from numprobe.record.errors import NumprobeError
-from numprobe.synth import UNIT, simulate
+from numprobe.synth.nan import UNIT, simulate
 
 from .samples import GLOO, INF, NAN, all_reduce, analysed, call, t, write_rank, write_step
 from .test_join import made

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from numprobe.synth import UNIT, Truth, simulate
+from numprobe.synth.nan import UNIT, Truth, simulate
 
 from .samples import SMALL, all_source_ranks, analysed
 

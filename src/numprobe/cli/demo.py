@@ -27,7 +27,7 @@ def demo(
     from numprobe.diagnose.nan_overflow.skill import NanOptions
     from numprobe.report.run_folder import writing
     from numprobe.report.terminal import printable
-    from numprobe.synth import CI, simulate
+    from numprobe.synth.nan import CI, simulate
 
     if skill != "nan":
         raise NumprobeError("E-USE-009", "demo {skill}: unknown", do="write numprobe demo nan", skill=skill)

@@ -12,7 +12,7 @@ from numprobe.cli import common
 from numprobe.record.errors import NumprobeError
 
 if TYPE_CHECKING:
-    from numprobe.synth import Size
+    from numprobe.synth.nan import Size
 
 
 def synth_nan(
@@ -26,7 +26,7 @@ def synth_nan(
     """Write a dump whose cause is known; truth.json beside the steps says what it is."""
     from numprobe.report.run_folder import writing
     from numprobe.report.terminal import printable
-    from numprobe.synth import SCENARIOS, simulate
+    from numprobe.synth.nan import SCENARIOS, simulate
 
     names = list(SCENARIOS)
     if listed:
@@ -57,7 +57,7 @@ def named_size(text: str) -> Size:
     Raises:
         NumprobeError: E-USE-008 none of these.
     """
-    from numprobe.synth import CI, NIGHTLY, UNIT, sized
+    from numprobe.synth.nan import CI, NIGHTLY, UNIT, sized
 
     fixed = {"unit": UNIT, "ci": CI, "large": NIGHTLY}
     if text in fixed:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from numprobe.synth import layers, optimizer, rules
-from numprobe.synth import tensor as T
-from numprobe.synth.builder import Tape
-from numprobe.synth.program import Program
-from numprobe.synth.records import Item, Var, scalar
-from numprobe.synth.settings import Settings, Size
-from numprobe.synth.stage import Stage, Transfer, Variant
+from numprobe.synth.nan import layers, optimizer, rules
+from numprobe.synth.nan import tensor as T
+from numprobe.synth.nan.builder import Tape
+from numprobe.synth.nan.program import Program
+from numprobe.synth.nan.records import Item, Var, scalar
+from numprobe.synth.nan.settings import Settings, Size
+from numprobe.synth.nan.stage import Stage, Transfer, Variant
 
 
 @dataclass(frozen=True)

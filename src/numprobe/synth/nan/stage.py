@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from numprobe.synth.builder import Builder, key_of
-from numprobe.synth.frames import Frames
-from numprobe.synth.program import Comm
-from numprobe.synth.records import Collector, Item, Plain, Text, Var, scalar
-from numprobe.synth.settings import Settings, Size
+from numprobe.synth.nan.builder import Builder, key_of
+from numprobe.synth.nan.frames import Frames
+from numprobe.synth.nan.program import Comm
+from numprobe.synth.nan.records import Collector, Item, Plain, Text, Var, scalar
+from numprobe.synth.nan.settings import Settings, Size
 
 
 @dataclass(frozen=True)

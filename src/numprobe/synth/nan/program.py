@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from numprobe.synth.records import Row
-from numprobe.synth.rules import Options, Rule
+from numprobe.synth.nan.records import Row
+from numprobe.synth.nan.rules import Options, Rule
 
 WAIT = "wait"
 

@@ -9,8 +9,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from numprobe.synth import tensor as T
-from numprobe.synth.tensor import GARBAGE, INFINITE, MASKED_ROW, NAN, NEG_INF, POS_INF, Tensor, mix
+from numprobe.synth.nan import tensor as T
+from numprobe.synth.nan.tensor import GARBAGE, INFINITE, MASKED_ROW, NAN, NEG_INF, POS_INF, Tensor, mix
 
 Options: TypeAlias = Mapping[str, Any]
 Rule: TypeAlias = Callable[..., Tensor]

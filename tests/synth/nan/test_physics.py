@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from numprobe.synth import UNIT, simulate
+from numprobe.synth.nan import UNIT, simulate
 
 from . import dumps
 

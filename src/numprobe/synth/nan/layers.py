@@ -7,10 +7,10 @@ collector the backward records of what they change), the router's gradient stopp
 
 from __future__ import annotations
 
-from numprobe.synth import rules
-from numprobe.synth import tensor as T
-from numprobe.synth.records import Item, Var, scalar
-from numprobe.synth.stage import Stage
+from numprobe.synth.nan import rules
+from numprobe.synth.nan import tensor as T
+from numprobe.synth.nan.records import Item, Var, scalar
+from numprobe.synth.nan.stage import Stage
 
 _LOCAL_EXPERTS = 2
 _MINUS_INFINITY = scalar("float", float("-inf"))

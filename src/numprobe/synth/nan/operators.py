@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from numprobe.synth import gradients, optimizer, rules
-from numprobe.synth.rules import Options, Rule
+from numprobe.synth.nan import gradients, optimizer, rules
+from numprobe.synth.nan.rules import Options, Rule
 
 
 @dataclass(frozen=True)

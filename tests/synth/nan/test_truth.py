@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from numprobe.record.errors import NumprobeError
-from numprobe.synth import HELD_OUT, SCENARIOS, UNIT, Truth, simulate
+from numprobe.synth.nan import HELD_OUT, SCENARIOS, UNIT, Truth, simulate
 
 from . import dumps
 

@@ -10,14 +10,14 @@ from random import Random
 from zlib import crc32
 
 from numprobe.record.errors import NumprobeError
-from numprobe.synth.machine import Machine
-from numprobe.synth.program import Label, Program
-from numprobe.synth.rank import Effect, Job, Rank
-from numprobe.synth.scenarios import SCENARIOS, Plan
-from numprobe.synth.settings import UNIT, Settings, Size
-from numprobe.synth.stage import Variant
-from numprobe.synth.step import step_program
-from numprobe.synth.truth import Truth, judge
+from numprobe.synth.nan.machine import Machine
+from numprobe.synth.nan.program import Label, Program
+from numprobe.synth.nan.rank import Effect, Job, Rank
+from numprobe.synth.nan.scenarios import SCENARIOS, Plan
+from numprobe.synth.nan.settings import UNIT, Settings, Size
+from numprobe.synth.nan.stage import Variant
+from numprobe.synth.nan.step import step_program
+from numprobe.synth.nan.truth import Truth, judge
 
 
 def simulate(scenario: str, out: Path, *, seed: int = 0, size: Size = UNIT, **overrides: object) -> Truth:

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TypeAlias
 from zlib import crc32
 
-from numprobe.synth import tensor as T
-from numprobe.synth.builder import key_of
-from numprobe.synth.program import Label, Program
-from numprobe.synth.records import GRAD, RAW, Row, deeper
-from numprobe.synth.settings import Settings, Size
-from numprobe.synth.tensor import Tensor, mix
+from numprobe.synth.nan import tensor as T
+from numprobe.synth.nan.builder import key_of
+from numprobe.synth.nan.program import Label, Program
+from numprobe.synth.nan.records import GRAD, RAW, Row, deeper
+from numprobe.synth.nan.settings import Settings, Size
+from numprobe.synth.nan.tensor import Tensor, mix
 
 _FLUSH = 1 << 16  # characters a rank may hold before they are appended to its file
 

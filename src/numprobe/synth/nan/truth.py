@@ -6,9 +6,9 @@ import json
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from numprobe.synth.rank import Rank
-from numprobe.synth.scenarios import Plan
-from numprobe.synth.settings import Settings, Size
+from numprobe.synth.nan.rank import Rank
+from numprobe.synth.nan.scenarios import Plan
+from numprobe.synth.nan.settings import Settings, Size
 
 EXIT_CODES = {"no_overflow": 0, "overflow_found": 1, "inconclusive": 3}
 _BY_MODULE = ("kernel_fault", "unknown")  # what is left of a class where only modules are recorded

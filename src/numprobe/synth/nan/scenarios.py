@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import TypeAlias
 
-from numprobe.synth import tensor as T
-from numprobe.synth.program import Label
-from numprobe.synth.rank import Effect
-from numprobe.synth.settings import Size
-from numprobe.synth.tensor import INFINITE, MASKED_ROW, NAN, Tensor
+from numprobe.synth.nan import tensor as T
+from numprobe.synth.nan.program import Label
+from numprobe.synth.nan.rank import Effect
+from numprobe.synth.nan.settings import Size
+from numprobe.synth.nan.tensor import INFINITE, MASKED_ROW, NAN, Tensor
 
 
 @dataclass(frozen=True)

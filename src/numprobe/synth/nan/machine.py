@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from numprobe.synth.builder import key_of
-from numprobe.synth.collectives import Delivery, Exchange, delivered, even_counts, exchanged, starve
-from numprobe.synth.program import WAIT, Comm, Instr, Label, Program
-from numprobe.synth.rank import Effect, Job, Rank, group_id
-from numprobe.synth.records import deeper, scalar
-from numprobe.synth.rules import Options, Rule, row_counts
-from numprobe.synth.tensor import Tensor, mix
+from numprobe.synth.nan.builder import key_of
+from numprobe.synth.nan.collectives import Delivery, Exchange, delivered, even_counts, exchanged, starve
+from numprobe.synth.nan.program import WAIT, Comm, Instr, Label, Program
+from numprobe.synth.nan.rank import Effect, Job, Rank, group_id
+from numprobe.synth.nan.records import deeper, scalar
+from numprobe.synth.nan.rules import Options, Rule, row_counts
+from numprobe.synth.nan.tensor import Tensor, mix
 
 _Members = tuple[int, ...]
 _REMEMBERED = 40_000  # results kept for other replicas, which come soon or never

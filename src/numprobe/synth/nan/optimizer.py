@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from numprobe.synth import tensor as T
-from numprobe.synth.rules import SPREADING, Options, arising, union
-from numprobe.synth.tensor import INFINITE, NAN, POS_INF, Tensor, mix
+from numprobe.synth.nan import tensor as T
+from numprobe.synth.nan.rules import SPREADING, Options, arising, union
+from numprobe.synth.nan.tensor import INFINITE, NAN, POS_INF, Tensor, mix
 
 
 def concatenated(o: Options, *parts: Tensor) -> Tensor:

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 from zlib import crc32
 
-from numprobe.synth import gradients, rules
-from numprobe.synth.frames import Frames
-from numprobe.synth.operators import OPERATORS, Operator
-from numprobe.synth.program import WAIT, Comm, Instr, Label, Leaf, Program, free_registers
-from numprobe.synth.records import Collector, Item, Row, Text, Var, construct_text, row
-from numprobe.synth.rules import Options, Rule
-from numprobe.synth.tensor import mix
+from numprobe.synth.nan import gradients, rules
+from numprobe.synth.nan.frames import Frames
+from numprobe.synth.nan.operators import OPERATORS, Operator
+from numprobe.synth.nan.program import WAIT, Comm, Instr, Label, Leaf, Program, free_registers
+from numprobe.synth.nan.records import Collector, Item, Row, Text, Var, construct_text, row
+from numprobe.synth.nan.rules import Options, Rule
+from numprobe.synth.nan.tensor import mix
 
 
 def key_of(name: str) -> int:

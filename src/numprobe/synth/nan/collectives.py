@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from numprobe.synth import tensor as T
-from numprobe.synth.rules import SPREADING, Options
-from numprobe.synth.tensor import INFINITE, NAN, Tensor, mix
+from numprobe.synth.nan import tensor as T
+from numprobe.synth.nan.rules import SPREADING, Options
+from numprobe.synth.nan.tensor import INFINITE, NAN, Tensor, mix
 
 
 class Delivery(NamedTuple):

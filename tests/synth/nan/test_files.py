@@ -9,7 +9,7 @@ from zlib import crc32
 
 import pytest
 
-from numprobe.synth import CI, SCENARIOS, UNIT, simulate, sized
+from numprobe.synth.nan import CI, SCENARIOS, UNIT, simulate, sized
 
 from . import dumps
 
