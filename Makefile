@@ -29,8 +29,9 @@ test: lint  ## lint, types, layers, then pytest
 coverage: $(VENV)/.dev  ## which lines the tests run
 	$(BIN)/pytest -n 2 --cov --cov-report=term:skip-covered
 
-score: $(VENV)/.ready  ## how often the NaN skill is right, on simulated dumps with known truth
-	$(BIN)/python benchmarks/score.py
+score: $(VENV)/.ready  ## how often the skills are right, on dumps with known truth
+	$(BIN)/python benchmarks/score_nan.py
+	$(BIN)/python benchmarks/score_rl.py
 
 bench: $(VENV)/.dev  ## speed and memory, as ratios of one run
 	$(BIN)/python benchmarks/nan.py

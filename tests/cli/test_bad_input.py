@@ -352,7 +352,7 @@ USAGE: list[tuple[tuple[str, ...], str, str]] = [
     (("synth", "nan"), "E-USE-008", "no output folder do add -o DIR"),
     (("synth", "nan", "-o", "x", "--scenario", "zzz"), "E-USE-008", "do choose one of grouped_matmul_nan"),
     (("synth", "nan", "-o", "x", "--size", "3q"), "E-USE-008", "RANKSxMB"),
-    (("demo", "rl"), "E-USE-009", "do write numprobe demo nan"),
+    (("demo", "overflow"), "E-USE-009", "do write numprobe demo nan or rl"),
 ]
 
 

@@ -118,9 +118,9 @@ def test_synth_writes_into_no_used_folder(tmp_path: Path):
 @pytest.fixture
 def small_demo(monkeypatch: pytest.MonkeyPatch) -> None:
     """The demo with 16 ranks instead of 512; the large one has tests of its own."""
-    from numprobe import synth
+    from numprobe.synth import nan
 
-    monkeypatch.setattr(synth, "CI", synth.UNIT)
+    monkeypatch.setattr(nan, "CI", nan.UNIT)
 
 
 @pytest.mark.usefixtures("small_demo")
@@ -136,6 +136,29 @@ def test_demo(tmp_path: Path):
     again = numprobe(tmp_path, "demo", "--lang", "zh", "--jobs", "1", "--quiet")  # its own folder is made anew
     assert again.code == 1
     assert any("\u4e00" <= c <= "\u9fff" for c in again.out)
+
+
+def test_demo_of_training_and_rollout(tmp_path: Path):
+    ran = numprobe(tmp_path, "demo", "rl", "--lang", "en")
+    assert ran.code == 1
+    assert "layers.0.mlp.linear_fc2" in ran.out
+    truth = json.loads((tmp_path / "demo_rl" / "truth.json").read_text())
+    finding = json.loads((tmp_path / "demo_rl" / "report" / "result.json").read_text())["findings"][0]
+    assert finding["suspect"]["train"] in truth["places"]["layers.0.down"]["train"]
+    assert finding["clazz"] in truth["figures"]["classes"]
+    again = numprobe(tmp_path, "demo", "rl", "--lang", "zh", "--quiet")
+    assert again.code == 1
+    assert any("\u4e00" <= c <= "\u9fff" for c in again.out)
+
+
+def test_synth_writes_a_trainer_and_an_engine(tmp_path: Path):
+    ran = numprobe(tmp_path, "synth", "rl", "-o", "pair", "--scenario", "weight", "--seed", "3", "--tensors")
+    assert (ran.code, ran.err) == (0, "")
+    assert "weight, seed 3: difference_found, parameter_difference" in ran.out
+    assert len(list((tmp_path / "pair").glob("*/step0/rank0/dump_tensor_data/*.npy"))) > 100
+    assert numprobe(tmp_path, "synth", "rl", "-o", "pair").code == 2
+    assert numprobe(tmp_path, "synth", "rl", "-o", "other", "--scenario", "nothing").code == 2
+    assert "heads_exchanged" in numprobe(tmp_path, "synth", "rl", "--list").out.split()
 
 
 @pytest.mark.usefixtures("small_demo")

@@ -48,6 +48,7 @@ def _register() -> None:
     app.command("inspect")(inspect.inspect)
     app.command("demo")(demo.demo)
     synth_app.command("nan")(synth.synth_nan)
+    synth_app.command("rl")(synth.synth_rl)
     collect_app.command("check", context_settings=collect.CONTEXT)(collect.check)
 
 

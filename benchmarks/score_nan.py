@@ -1,35 +1,31 @@
 """How often the NaN skill is right, over simulated dumps with known truth, and how well its confidence is calibrated.
 
     make score                                          # 100 seeds a scenario, world 16
-    .venv/bin/python benchmarks/score.py --seeds 5 --scenario gap
+    .venv/bin/python benchmarks/score_nan.py --seeds 5 --scenario gap
 
-Beside it the rules of msProbe's tools (``reference_semantics``) on the same dumps. Held-out scenarios (``held_out_*``) were
+Beside it the rules of msProbe's tools (``reference_nan``) on the same dumps. Held-out scenarios (``held_out_*``) were
 never looked at while the skill was tuned. Intervals are Wilson's, 95 %.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
-import math
 import shutil
-import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import reference_semantics as reference
+import reference_nan as reference
 from numprobe.diagnose.nan_overflow.skill import NanOptions, analyse
 from numprobe.synth.nan import HELD_OUT, SCENARIOS, UNIT, simulate
+from scoring import calibration, rate, runs
 
 SIZE = replace(
     UNIT, name="unit, short", layers=1, micro_batches=2
 )  # 16 ranks, half as deep, two of three micro-batches
-BINS = (0.0, 0.25, 0.5, 0.6, 0.75, 0.85, 1.0)
 
 
 @dataclass(frozen=True)
@@ -88,22 +84,6 @@ def score(scenario: str, seed: int, scratch: str) -> Scored:
     )
 
 
-def wilson(hits: int, n: int) -> tuple[float, float]:
-    """95 % interval of a rate (Wilson 1927)."""
-    if not n:
-        return 0.0, 1.0
-    z = 1.96
-    p = hits / n
-    middle = (p + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    return max(0.0, middle - half), min(1.0, middle + half)
-
-
-def rate(values: list[bool | None]) -> str:
-    known = [v for v in values if v is not None]
-    return f"{100 * sum(known) / len(known):.1f}" if known else "-"
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=100)
@@ -116,38 +96,31 @@ def main() -> int:
     shm = Path("/dev/shm")
     scratch = tempfile.mkdtemp(dir=shm if shm.is_dir() else None)
     began = time.monotonic()
-    runs: dict[str, list[Scored]] = defaultdict(list)
+    scored: dict[str, list[Scored]] = defaultdict(list)
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
     try:
-        with ProcessPoolExecutor(options.jobs) as pool:
-            seeds = range(options.first_seed, options.first_seed + options.seeds)
-            futures = [pool.submit(score, n, s, scratch) for s in seeds for n in names]
-            for done, future in enumerate(as_completed(futures), 1):
-                one = future.result()
-                runs[one.scenario].append(one)
-                if done % 100 == 0:
-                    print(f"{done}/{len(futures)} ({time.monotonic() - began:.0f} s)", file=sys.stderr, flush=True)
+        for one in runs(score, names, seeds, scratch, options.jobs):
+            scored[one.scenario].append(one)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    report(names, runs, options.misses, time.monotonic() - began)
+    report(names, scored, options.misses, time.monotonic() - began)
     return 0
 
 
-def report(names: list[str], runs: dict[str, list[Scored]], misses: int, seconds: float) -> None:
+def report(names: list[str], scored: dict[str, list[Scored]], misses: int, seconds: float) -> None:
     head = "| scenario | runs | verdict % | source ranks % | first operator % | class % |"
     print(head + " all right % (95 % interval) | cross_rank source % | overflow_check source % | operator % |")
     print("|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|")
     for name in names:
-        rows = runs[name]
-        hits = sum(r.right for r in rows)
-        low, high = wilson(hits, len(rows))
+        rows = scored[name]
         print(
             f"| {name} | {len(rows)} | {rate([r.verdict for r in rows])} | {rate([r.source for r in rows])} |"
             f" {rate([r.op for r in rows])} | {rate([r.clazz for r in rows])} |"
-            f" {100 * hits / len(rows):.1f} ({100 * low:.0f}-{100 * high:.0f}) |"
+            f" {rate([r.right for r in rows], interval=True)} |"
             f" {rate([r.cross_rank_source for r in rows])} | {rate([r.overflow_check_source for r in rows])} |"
             f" {rate([r.overflow_check_op for r in rows])} |"
         )
-    every = [r for name in names for r in runs[name]]
+    every = [r for name in names for r in scored[name]]
     hits = sum(r.right for r in every)
     print(
         f"| **all** | {len(every)} | {rate([r.verdict for r in every])} | {rate([r.source for r in every])} |"
@@ -156,18 +129,10 @@ def report(names: list[str], runs: dict[str, list[Scored]], misses: int, seconds
         f" {rate([r.overflow_check_op for r in every])} |"
     )
     print("\nCalibration: findings by confidence (a finding is right if ranks, operator and class are).\n")
-    print("| confidence | findings | right % (95 % interval) |\n|---|--:|--:|")
-    for low, high in itertools.pairwise(BINS):
-        group = [r for r in every if r.confidence is not None and low <= r.confidence < high + (high == 1.0)]
-        if group:
-            good = sum(r.right for r in group)
-            a, b = wilson(good, len(group))
-            print(
-                f"| {low:.2f} to {high:.2f} | {len(group)} | {100 * good / len(group):.1f} ({100 * a:.0f}-{100 * b:.0f}) |"
-            )
+    calibration([(r.confidence, r.right) for r in every if r.confidence is not None])
     print(f"\n{len(every)} runs in {seconds:.0f} s.")
     for name in names:
-        wrong = [r for r in runs[name] if not r.right]
+        wrong = [r for r in scored[name] if not r.right]
         for r in sorted(wrong, key=lambda r: r.seed)[:misses]:
             print(f"miss {name} seed {r.seed}: got {r.got}\n     want {r.want}")
     confident = Counter(r.right for r in every if r.confidence is not None and r.confidence >= 0.75)
