@@ -93,7 +93,15 @@ def test_the_commands(tmp_path: Path) -> None:
     assert said["verdict"] == "difference_found"
     assert said["findings"][0]["class"] == "missing_operator"
     assert set(said["findings"][0]) >= {"kind", "confidence", "anchor", "suspect", "segment", "layers", "transform"}
-    files = {"run.json", "result.json", "mapping.csv", "report.md", "report.html"}
+    files = {
+        "config_train.json",
+        "config_rollout.json",
+        "run.json",
+        "result.json",
+        "mapping.csv",
+        "report.md",
+        "report.html",
+    }
     assert {p.name for p in (tmp_path / "out").iterdir()} == files
     chinese = numprobe("rl", *arguments, "--lang", "zh", "-o", str(tmp_path / "zh"))
     assert "激活函数" in chinese.stdout

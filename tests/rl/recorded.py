@@ -15,16 +15,28 @@ from numprobe.pytorch import PrecisionDebugger
 from .models import Run, make_tokens
 
 
-def record(folder: Path, run: Run, level: str = "mix", batches: Sequence[Sequence[Tensor]] | None = None) -> Path:
+def record(
+    folder: Path,
+    run: Run,
+    level: str = "mix",
+    batches: Sequence[Sequence[Tensor]] | None = None,
+    task: str = "statistics",
+) -> Path:
     """The folder of a dump of forward passes, one for every batch of prompts."""
+    with PrecisionDebugger(task=task, dump_path=str(folder), level=level) as debugger:
+        record_with(debugger, run, batches)
+    return folder
+
+
+def record_with(debugger: PrecisionDebugger, run: Run, batches: Sequence[Sequence[Tensor]] | None = None) -> None:
+    """Record forward passes, one for every batch of prompts."""
     model = run.build()
-    with torch.no_grad(), PrecisionDebugger(task="statistics", dump_path=str(folder), level=level) as debugger:
+    with torch.no_grad():
         debugger.start(model=model)
         for prompts in [make_tokens(vocab=run.config.vocab)] if batches is None else batches:
             model(prompts)
         debugger.stop()
         debugger.step()
-    return folder
 
 
 def compared(train: Path, rollout: Path) -> RlResult:

@@ -12,6 +12,7 @@ from numprobe.align.roles.form import EXPERTS, common_calls, common_form, module
 from numprobe.align.roles.ranks import joined
 from numprobe.align.roles.rules import Rules
 from numprobe.align.roles.side import RoleSide, canonical
+from numprobe.align.roles.tensors import with_tensors
 from numprobe.formats.msprobe.values import ABSENT
 from numprobe.record.names import parse_name
 from numprobe.record.trace import PARAMETER
@@ -31,7 +32,7 @@ def both_sides(
     whole, merged_one = joined(one, other[0])
     counterpart, merged_other = joined(other, whole)
     kinds = {kind: merged_one.get(kind, 0) + merged_other.get(kind, 0) for kind in (*merged_one, *merged_other)}
-    return *_comparable(whole, counterpart), kinds
+    return *with_tensors(*_comparable(whole, counterpart), rules), kinds
 
 
 def pair_places(train: RoleSide, rollout: RoleSide) -> RecordPairs:

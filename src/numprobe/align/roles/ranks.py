@@ -29,6 +29,7 @@ def joined(ranks: Sequence[RoleSide], other: RoleSide) -> tuple[RoleSide, dict[s
     wanted = {slot: int(other.calls.values.numel[row]) for slot, row in rows_by_slot(other.calls.values).items()}
     table = first.calls.values
     figures, status, numel = table.figures.copy(), table.status.copy(), table.numel.copy()
+    spread: dict[int, str] = {}
     for slot, row in rows[0].items():
         parts = [of.get(slot) for of in rows]
         if any(part is None for part in parts):
@@ -37,12 +38,12 @@ def joined(ranks: Sequence[RoleSide], other: RoleSide) -> tuple[RoleSide, dict[s
         counts = np.array([side.calls.values.numel[part] for side, part in zip(ranks, parts, strict=True)])
         size = wanted.get(slot)
         if _equal(values) and counts[0] == (size or counts[0]):
-            kinds[REPLICATED] += 1
+            spread[row] = REPLICATED
         elif size is not None and counts.sum() == size:
-            kinds[SHARDED] += 1
+            spread[row] = SHARDED
             numel[row], figures[row] = size, together(values, counts)
         else:
-            kinds[PARTIAL] += 1
+            spread[row] = PARTIAL
             status[row] = ABSENT
     shapes = sorted({int(n) for n in numel})
     number = {n: i for i, n in enumerate(shapes)}
@@ -54,7 +55,9 @@ def joined(ranks: Sequence[RoleSide], other: RoleSide) -> tuple[RoleSide, dict[s
         shapes=[(n,) for n in shapes],
         shape=np.array([number[int(n)] for n in numel], np.int32),
     )
-    return replace(first, calls=replace(first.calls, values=whole)), kinds
+    for kind in spread.values():
+        kinds[kind] += 1
+    return replace(first, calls=replace(first.calls, values=whole), ranks=ranks, spread=spread), kinds
 
 
 def _equal(figures: NDArray[np.float64]) -> bool:

@@ -11,6 +11,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+# how the parts of a fused tensor lie in it
+PLAIN, HALVES, STACKED, GROUPED, STACK = "plain", "halves", "stacked", "grouped", "stack"
+
 _LAYER = re.compile(r"(?:^|\.)([A-Za-z_]+)\.([0-9]+)(?=\.|$)")
 
 
@@ -44,6 +47,13 @@ class Rules:
     outside: tuple[tuple[str, re.Pattern[str]], ...]
     layer: tuple[tuple[str, re.Pattern[str]], ...]
     merged: dict[str, list[str]]
+    layouts: tuple[tuple[str, re.Pattern[str]], ...] = ()
+    sequence_first: re.Pattern[str] = re.compile("(?!)")
+
+    def layout(self, path: str) -> str:
+        """``grouped`` for ``layers.3.self_attention.linear_qkv``: how the parts of what is fused there lie in it."""
+        name = path.rpartition(".")[2]
+        return next((layout for layout, pattern in self.layouts if pattern.fullmatch(name)), PLAIN)
 
     def role(self, path: str, container: str) -> Role:
         """The role of a module path; ``container`` is the word before the layer numbers (``layers``, ``h``). A tower has its own.
@@ -109,6 +119,8 @@ def rules_from(content: dict[str, Any]) -> Rules:
         compiled("outside"),
         compiled("layer"),
         content["merged"],
+        tuple((layout, re.compile(pattern)) for layout, pattern in content.get("layouts", [])),
+        re.compile(content.get("sequence_first", "(?!)")),
     )
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from numprobe.align.calls import Calls
 from numprobe.align.roles.figures import together
 from numprobe.align.roles.form import EXPERTS, NORM_BEFORE, Form, Module, Numbering, has_norm_inside
-from numprobe.align.roles.rules import Role, Rules, standard_rules
+from numprobe.align.roles.rules import HALVES, PLAIN, STACK, Role, Rules, standard_rules
 from numprobe.formats.msprobe.values import ABSENT, GIVEN, ValueTable
 from numprobe.record.names import FORWARD, parse_name
 from numprobe.record.trace import INPUT, OUTPUT, PARAMETER
@@ -76,17 +76,34 @@ _EXPERT_UP = re.compile(r"(w13_weight|w13|weight1|gate_up_proj)(\.weight)?")
 _EXPERT_DOWN = re.compile(r"(w2_weight|w2|weight2|down_proj)(\.weight)?")
 
 
+@dataclass(frozen=True)
+class Source:
+    """What a canonical leaf is made of: ``rows`` of the dump, of one part of it after the other (q, k, v), and of each part one
+    a call. ``layout`` says how elements lie inside of a part (:mod:`numprobe.align.roles.strips`)."""
+
+    rows: tuple[int, ...]
+    parts: int
+    layout: str
+
+
 @dataclass
 class RoleSide:
-    """``calls`` is the run in canonical form; ``origin`` has, by canonical record, the records of the dump that it came from.
-    ``unknown`` are module records that no rule knows, ``left_out`` the calls of the model without partner."""
+    """``calls`` is the run in canonical form; ``origin`` has, by canonical record, the records of the dump that it came from,
+    ``sources`` what each leaf was made of. ``unknown`` are module records that no rule knows, ``left_out`` the calls of the model
+    without partner.
+
+    Of several ranks, ``ranks`` are all of them and ``spread`` says by row how they hold it; rows are those of the first."""
 
     calls: Calls
     modules: Sequence[Module]
     origin: list[list[int]]
     original: Calls
+    sources: list[Source] = field(default_factory=list)
+    numbering: Numbering = field(default_factory=Numbering)
     unknown: list[str] = field(default_factory=list)
     left_out: int = 0
+    ranks: Sequence[RoleSide] = ()
+    spread: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -94,6 +111,12 @@ class _Leaf:
     role: str
     path: str
     rows: list[int]  # of the dump: more than one are merged
+    parts: int = 1
+    layout: str = PLAIN
+
+    def source(self) -> Source:
+        parts = self.parts if self.parts and len(self.rows) % self.parts == 0 else 0
+        return Source(tuple(self.rows), parts, self.layout)
 
 
 Place = tuple[str, int | None, str]  # tower, layer, part
@@ -125,8 +148,9 @@ def canonical(
     rows, origin = [found[n][0] for n in names], [found[n][1] for n in names]
     count = len(names)
     side = Calls(calls.dump, _table(names, rows, calls.values), [-1] * count, [""] * count, [FORWARD] * count)
+    sources = [leaf.source() for record in rows for leaf in record]
     unknown = [calls.values.names[m.record] for m in modules if not m.role.known]
-    return RoleSide(side, modules, origin, calls, unknown, numbering.left_out)
+    return RoleSide(side, modules, origin, calls, sources, numbering, unknown, numbering.left_out)
 
 
 def _outermost(calls: Calls, modules: Sequence[Module]) -> dict[Role, str]:
@@ -181,7 +205,20 @@ class _Reader:
             return NORM_LINEAR, leaves, records + norms
         given = [row for r in parts[0] for row in (self._floats, self._all)[kind == EMBEDDING](r, INPUT)[:1]]
         leaves = [_Leaf(INPUT, "input_args.0", given)] if given else []
-        return kind, leaves + self._linear_outputs(role, parts) + self._parameters(parts), records
+        layout = self._layout(role, parts)
+        return kind, leaves + self._linear_outputs(role, parts, layout) + self._parameters(parts, layout), records
+
+    def _layout(self, role: str, parts: Sequence[Sequence[int]]) -> str:
+        """How the fused parts of a role lie in one tensor: by the rule for the name that the framework gives it."""
+        if len(parts) > 1:
+            return PLAIN
+        found = self.rules.layout(self.calls.ops[parts[0][0]].path)
+        if found == HALVES and "down" in self.by_role:  # an MLP without gate has no halves
+            sizes = self.values.numel
+            out = sum(int(sizes[row]) for r in parts[0] for row in self._floats(r, OUTPUT)[:1])
+            taken = sum(int(sizes[row]) for r in self.by_role["down"] for row in self._floats(r, INPUT)[:1])
+            return HALVES if out == 2 * taken else PLAIN
+        return found
 
     def _parts(self, role: str) -> list[list[int]]:
         """Records of a role, or of the parts of it that another framework has fused; none where one of them is missing."""
@@ -227,7 +264,8 @@ class _Reader:
             given = self._residual(norms)
             weight = self._named(norms[0], "parameters.weight") if norms else -1
         leaves = [_Leaf(INPUT, "input_args.0", given)] if given else []
-        leaves += self._linear_outputs(role, parts) + self._parameters(parts)
+        layout = self._layout(role, parts)
+        leaves += self._linear_outputs(role, parts, layout) + self._parameters(parts, layout)
         return leaves + ([_Leaf(PARAMETER, "parameters.norm", [weight])] if weight >= 0 else []), norms
 
     def _core(self, records: Sequence[int]) -> list[_Leaf]:
@@ -243,20 +281,21 @@ class _Reader:
         sizes = self.values.numel
         if not given or len(given) != len(out) or sizes[given].sum() != 2 * sizes[out].sum():
             return []
-        return [_Leaf(INPUT, "input_args.0", given), _Leaf(OUTPUT, "output.0", out)]
+        return [_Leaf(INPUT, "input_args.0", given, layout=HALVES), _Leaf(OUTPUT, "output.0", out)]
 
-    def _linear_outputs(self, role: str, parts: Sequence[Sequence[int]]) -> list[_Leaf]:
+    def _linear_outputs(self, role: str, parts: Sequence[Sequence[int]], layout: str) -> list[_Leaf]:
         """Of routers that are no plain linear, some return logits and some scores of one kind or another: those of one class are
         compared."""
-        found = self._outputs(parts)
+        found = self._outputs(parts, layout)
         api = self.calls.ops[parts[0][0]].api
         if role == "router" and "linear" not in api.lower():
             return [_Leaf(OUTPUT, f"output.{api}", leaf.rows) for leaf in found]
         return found
 
-    def _outputs(self, parts: Sequence[Sequence[int]]) -> list[_Leaf]:
+    def _outputs(self, parts: Sequence[Sequence[int]], layout: str = PLAIN) -> list[_Leaf]:
         out = [self._floats(record, OUTPUT)[:1] for part in parts for record in part]
-        return [_Leaf(OUTPUT, "output.0", [r for rows in out for r in rows])] if all(out) else []
+        rows = [r for one in out for r in one]
+        return [_Leaf(OUTPUT, "output.0", rows, len(parts), layout)] if all(out) else []
 
     def _mixture(self) -> tuple[list[_Leaf], list[int]]:
         """All experts as one: what the block of a layer gets and returns, and the weights of all experts, unless those are
@@ -271,9 +310,11 @@ class _Reader:
             ("parameters.gate_up", ("gate_up", "gate", "up"), _EXPERT_UP),
             ("parameters.down", ("down",), _EXPERT_DOWN),
         ):
-            rows = [row for role in roles for r in self.experts.get(role, []) for row in self._weights(r)]
+            single = [r for role in roles for r in self.experts.get(role, [])]
+            single.sort(key=lambda r: _expert_number(self.calls.ops[r].path))  # of one expert, gate comes before up
+            rows = [row for r in single for row in self._weights(r)]
             rows += [row for r in self.experts.get("experts", []) for row in self._weights(r, pattern)]
-            leaves += [_Leaf(PARAMETER, path, rows)] if rows and self.form.together else []
+            leaves += [_Leaf(PARAMETER, path, rows, len(rows), STACK)] if rows and self.form.together else []
         inside = [r for records in self.experts.values() for r in records]
         return leaves, [*block, *self.by_role["router"], *inside]
 
@@ -287,12 +328,12 @@ class _Reader:
             and pattern.fullmatch(v.slots[v.slot[r]][1].removeprefix("parameters."))
         ]
 
-    def _parameters(self, parts: Sequence[Sequence[int]]) -> list[_Leaf]:
+    def _parameters(self, parts: Sequence[Sequence[int]], layout: str = PLAIN) -> list[_Leaf]:
         found = []
         for name in ("weight", "bias"):
             rows = [self._named(part[0], f"parameters.{name}") for part in parts]
             if all(r >= 0 and self.values.numel[r] > 0 for r in rows):  # engines may empty those that they pack
-                found.append(_Leaf(PARAMETER, f"parameters.{name}", rows))
+                found.append(_Leaf(PARAMETER, f"parameters.{name}", rows, len(rows), layout))
         return found
 
     def _named(self, record: int, path: str) -> int:
@@ -307,6 +348,11 @@ class _Reader:
         return [
             r for r in self._all(record, role) if "int" not in v.kinds[v.kind[r]][2] and v.kinds[v.kind[r]][2] != "bool"
         ]
+
+
+def _expert_number(path: str) -> int:
+    found = re.search(r"experts\.(?:local_experts\.)?([0-9]+)", path)
+    return int(found.group(1)) if found else -1
 
 
 def _table(names: list[str], rows: Sequence[Sequence[_Leaf]], values: ValueTable) -> ValueTable:

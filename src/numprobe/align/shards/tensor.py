@@ -115,7 +115,7 @@ class _PiecedReader(Reader):
         done = 0
         while done < count:
             number, inside = divmod(start + done, line)
-            whole = (count - done) // line if not inside else 0
+            whole = (count - done) // line if tensor.dim and not inside else 0  # of dimension 0 there is one line
             if whole:
                 self._lines(out[done : done + whole * line].reshape(whole, line), number)
                 done += whole * line

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from numprobe.align.roles.side import CORE, LINEAR, MIXTURE, NORM_LINEAR, RoleSide
 from numprobe.compare.ledger import Finding
+from numprobe.diagnose.rl_consistency.layouts import other_layout
+from numprobe.diagnose.rl_consistency.probe import EXCHANGED, activation
+from numprobe.diagnose.rl_consistency.result import Probe
+from numprobe.diagnose.rl_consistency.rotary import rotary
 from numprobe.diagnose.rl_consistency.view import View, ratio, role_of
 from numprobe.record.names import parse_name
 from numprobe.record.trace import INPUT, OUTPUT, PARAMETER
@@ -31,15 +35,26 @@ BLIND_INSIDE = {CORE: ("rotary", "qkv_rows"), NORM_LINEAR: ("order",), MIXTURE: 
 
 @dataclass(frozen=True)
 class Meaning:
-    """``blind`` are the transforms that figures do not show and that would look the same."""
+    """``blind`` are the transforms that figures do not show and that would look the same; ``layouts`` those that the rules say of
+    both sides, of a layout error."""
 
     clazz: str
     kind: str
     blind: tuple[str, ...] = ()
+    layouts: tuple[str, ...] = ()
 
 
 def meaning(view: View, f: Finding) -> Meaning:
     """The class of a finding."""
+    found = _meaning(view, f)
+    # in tensors, the order of elements does not hide
+    return replace(found, blind=()) if f.row >= 0 and view.measures.from_tensors[f.row] else found
+
+
+def _meaning(view: View, f: Finding) -> Meaning:
+    other = other_layout(view, f.row) if f.cause in ("parameter", "introduced") else None
+    if other is not None:
+        return Meaning("layout_error", other.transform, (), other.expected)
     role, slot = role_of(view.name(f.pair)), view.slot_role(f.row)
     if f.cause == "parameter":
         if f.reason == "nonfinite":
@@ -54,7 +69,8 @@ def meaning(view: View, f: Finding) -> Meaning:
     if (role == "down" and slot == INPUT) or (role == "act" and slot == OUTPUT):
         return _activation(view, f)
     if slot == INPUT:
-        return Meaning("implementation_difference", "unrecorded", BLIND.get(role, ()))
+        turned = rotary(view, f.pair, f.row) if role == "core" else ""
+        return Meaning("implementation_difference", turned or "unrecorded", BLIND.get(role, ()))
     return _inside(view, f, role)
 
 
@@ -73,13 +89,28 @@ def _inside(view: View, f: Finding, role: str) -> Meaning:
 
 
 def _activation(view: View, f: Finding) -> Meaning:
-    """The gate's activation: recorded on both sides, on one, or on none."""
+    """The gate's activation: recorded on both sides, on one, or on none; and what the numbers say of it."""
+    tried = probe(view, f)
+    fits = [tried.train, tried.rollout] if tried is not None and tried.exact else [[], []]
+    if all(fits) and any(EXCHANGED in of[0] for of in fits) and not all(EXCHANGED in of[0] for of in fits):
+        return Meaning("layout_error", "gate_up")
     if _other_activation(view, f):
         return Meaning("configuration_difference", "different")
     layer = parse_name(view.name(f.pair)).layer
     if activations(view.train, layer) and activations(view.rollout, layer):
         return Meaning("implementation_difference", "unrecorded", BLIND["down"])
+    if all(fits) and not set(fits[0]) & set(fits[1]):
+        return Meaning("missing_operator", "missing" if "none" in (fits[0][0], fits[1][0]) else "different")
     return Meaning("missing_operator", "unrecorded", BLIND["down"])
+
+
+def probe(view: View, f: Finding) -> Probe | None:
+    """Which activations the numbers of both sides fit, for a finding behind one."""
+    role, slot = role_of(view.name(f.pair)), view.slot_role(f.row)
+    if not ((role == "down" and slot == INPUT) or (role == "act" and slot == OUTPUT)):
+        return None
+    layer = parse_name(view.name(f.pair)).layer
+    return activation(view, f.pair, [activations(side, layer) for side in (view.train, view.rollout)])
 
 
 def _other_activation(view: View, f: Finding) -> bool:

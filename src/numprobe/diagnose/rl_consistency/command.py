@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from numprobe.diagnose.rl_consistency.messages import CATALOGUE
+from numprobe.diagnose.rl_consistency.next_dump import FILES, configurations
 from numprobe.diagnose.rl_consistency.page.html import render_html
 from numprobe.diagnose.rl_consistency.page.markdown import render_markdown
 from numprobe.diagnose.rl_consistency.page.screen import render_json_line, render_terminal
@@ -48,6 +49,9 @@ def run_to_folder(
     run = open_run("rl", out, inputs, asked)
     with marked(run, told), without_collector():
         result = analyse(train, rollout, options, told)
+        for side, configuration in configurations(result).items():
+            run.write_json(FILES[side], configuration)
+            result.next[side] = FILES[side]
         run.write_json("result.json", result)
         head = ["place", "train", "rollout", "verdict", "error", "ratio"]
         rows = [

@@ -11,7 +11,8 @@ import numpy as np
 from numprobe.compare.expected import WARNING
 from numprobe.compare.ledger import Finding
 from numprobe.diagnose.rl_consistency import result as data
-from numprobe.diagnose.rl_consistency.classify import ACTIVATIONS, Meaning, meaning
+from numprobe.diagnose.rl_consistency.classify import ACTIVATIONS, Meaning, meaning, probe
+from numprobe.diagnose.rl_consistency.rotary import TURNED
 from numprobe.diagnose.rl_consistency.view import View, number, place_in_layer, ratio, role_of
 from numprobe.record.names import parse_name
 from numprobe.record.trace import OUTPUT, PARAMETER
@@ -24,6 +25,7 @@ TERMS = {
     "exact": 0.35,  # a weight or a NaN needs no judgement
     "one_sided": 0.20,  # an activation that only one side records lies between
     "repeats": 0.15,  # most layers show it again, though their inputs are brought back to size
+    "measured": 0.10,  # tensors confirm what is between
     "explained": 0.15,  # it is the only finding: it explains everything behind it
     "blind": -0.15,  # figures cannot tell it from another order of the elements
     "realigned": -0.20,  # what comes next agrees again
@@ -32,6 +34,7 @@ TERMS = {
 MOST_LAYERS = 0.6
 ENOUGH_PAIRED = 0.6
 COMPETING = 0.1
+PROBED = ("missing_operator", "configuration_difference", "implementation_difference", "layout_error")
 NEAR = 3  # outputs behind the suspect
 MOST_SEGMENT = 16
 _BETWEEN = ("act", "rotary", "core", "q_norm", "k_norm", "softmax")
@@ -56,7 +59,9 @@ def findings(view: View, errors: Sequence[Finding], coverage: float) -> list[dat
             expert.consequences += 1 + f.consequences
             continue
         what = meaning(view, f)
-        key = what if what.kind == "everywhere" else (what, place_in_layer(view.name(f.pair)), view.slot(f.row))
+        where = place_in_layer(view.name(f.pair))
+        slot = "" if what.clazz == "layout_error" else view.slot(f.row)  # weight and bias are converted together
+        key = what if what.kind == "everywhere" else (what, where, slot)
         groups.setdefault(key, _Group(f, what, [])).all.append(f)
     found = [_finding(view, group, len(groups) == 1, coverage) for group in groups.values()]
     return [
@@ -80,7 +85,8 @@ def _finding(view: View, group: _Group, only: bool, coverage: float) -> data.Fin
     anchor = _anchor(view, f)
     segment = _segment(view, anchor, f.pair)
     layers = _layers(view, group)
-    terms = _terms(view, group, anchor, segment, layers, only, coverage)
+    tried = probe(view, f) if what.clazz in PROBED else None
+    terms = _terms(view, group, anchor, segment, layers, only, coverage, tried)
     slot = view.slot(f.row)
     return data.Finding(
         what.clazz,
@@ -92,7 +98,7 @@ def _finding(view: View, group: _Group, only: bool, coverage: float) -> data.Fin
         _key(view, f.pair),
         segment,
         layers,
-        None,
+        what.kind if what.clazz == "layout_error" else None,
         slot,
         number(view.apart(f.row)),
         number(view.judged.expected[f.row]),
@@ -102,6 +108,8 @@ def _finding(view: View, group: _Group, only: bool, coverage: float) -> data.Fin
         _figures(view, anchor) if anchor is not None else [],
         sum(one.consequences for one in group.all),
         list(what.blind),
+        layouts=list(what.layouts),
+        probe=tried,
     )
 
 
@@ -182,10 +190,12 @@ def _terms(
     layers: Sequence[int],
     only: bool,
     coverage: float,
+    tried: data.Probe | None,
 ) -> list[data.Term]:
     f = group.first
     parameters = view.of_pair(f.pair, PARAMETER)
     exact = f.cause in ("parameter", "nonfinite")
+    layout = group.what.clazz == "layout_error"
     total = {op.layer for op in view.train.calls.ops} - {None}
     repeats = len(total) > 1 and len(layers) >= MOST_LAYERS * len(total)
     behind = [pair for pair in range(f.pair + 1, len(view.records)) if view.of_pair(pair, OUTPUT)]
@@ -197,13 +207,19 @@ def _terms(
         "one_sided": any(a in name.lower() for name in segment for a in ACTIVATIONS),
         "repeats": repeats,
         "explained": only and not repeats,
+        "measured": layout or group.what.kind in TURNED or _fits(tried),
         "blind": bool(group.what.blind) and group.what.kind == "order",
-        "realigned": not (exact or repeats or group.what.kind == "scale")
+        "realigned": not ((exact and not layout) or (repeats and not layout) or group.what.kind == "scale")
         and len(near) == NEAR
         and all(view.judged.rho[r] <= WARNING for pair in near for r in view.of_pair(pair, OUTPUT)),
         "coverage": not exact and coverage < ENOUGH_PAIRED,
     }
     return [data.Term("term.base", BASE), *(data.Term(f"term.{k}", TERMS[k]) for k, held in holds.items() if held)]
+
+
+def _fits(tried: data.Probe | None) -> bool:
+    """Was an activation found on both sides, on tensors?"""
+    return tried is not None and tried.exact and bool(tried.train and tried.rollout)
 
 
 def _figures(view: View, pair: int) -> list[data.Figures]:

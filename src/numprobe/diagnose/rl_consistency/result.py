@@ -43,13 +43,25 @@ class Term(msgspec.Struct, frozen=True):
     value: float
 
 
+class Probe(msgspec.Struct, frozen=True):
+    """Activations that turn what the gate gave into what comes behind it, by side: measured on tensors (``exact``, with the
+    relative error of every one that was tried), or consistent with the figures. A name with ``exchanged``: up is the gate."""
+
+    exact: bool
+    train: list[str]
+    rollout: list[str]
+    train_errors: dict[str, float] = {}
+    rollout_errors: dict[str, float] = {}
+
+
 class Finding(msgspec.Struct, frozen=True):
     """Where the two sides part.
 
     ``role`` is that of the suspect, ``segment`` what lies between anchor and suspect on either side without a partner,
     ``layers`` all layers that show the same, ``ratio`` the factor where one side is a multiple of the other. ``blind`` are
     transforms that figures do not show and that would look the same (``rotary``, ``heads``, ``gate_up``, ``qkv_rows``,
-    ``order``), ``competing`` says that it is about as sure as the first.
+    ``order``), ``competing`` says that it is about as sure as the first. Of a layout error, ``transform`` is the order
+    under which the tensors are equal, and ``layouts`` are those that the rules say of training and rollout.
     """
 
     clazz: str
@@ -72,6 +84,8 @@ class Finding(msgspec.Struct, frozen=True):
     consequences: int
     blind: list[str] = []
     competing: bool = False
+    layouts: list[str] = []
+    probe: Probe | None = None
 
 
 class Pair(msgspec.Struct, frozen=True):
@@ -102,6 +116,8 @@ class RlResult(msgspec.Struct):
     merged: dict[str, int]
     detection_limit: float | None
     warnings: int = 0
+    tensors: int = 0  # slots that were compared element by element
+    next: dict[str, str] = {}  # by side, the file in the run's folder that records the tensors which decide
 
     @property
     def exit_code(self) -> int:

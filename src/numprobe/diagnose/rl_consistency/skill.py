@@ -18,6 +18,7 @@ from numprobe.align.roles.pairing import both_sides, pair_places
 from numprobe.align.roles.side import RoleSide
 from numprobe.compare.judge import judge
 from numprobe.compare.measure import NOTHING, measure
+from numprobe.compare.tensors import measure_tensors
 from numprobe.diagnose.rl_consistency import classify, evidence
 from numprobe.diagnose.rl_consistency import result as data
 from numprobe.diagnose.rl_consistency.noise import noise_of_experts
@@ -25,6 +26,7 @@ from numprobe.diagnose.rl_consistency.view import View, number, place
 from numprobe.execution.stages import Listener, Stages, ignore
 from numprobe.formats.dump import Dump, open_dump
 from numprobe.formats.layout import choose_steps
+from numprobe.metrics.stream import default_threads
 from numprobe.record.errors import NumprobeError
 
 STAGES = ("load", "map", "compare", "anchor", "report")
@@ -61,6 +63,7 @@ def analyse(
     stages.end()
     stages.begin("compare")
     measures = measure(leaves, one.calls.values, other.calls.values)
+    measure_tensors(measures, leaves, one.calls, other.calls, threads=default_threads())
     judged = judge(one.calls, other.calls, records, leaves, measures, noise_of_experts(one, records, leaves, measures))
     view = View(one, other, records, leaves, measures, judged)
     stages.end()
@@ -132,6 +135,7 @@ def _result(
         merged,
         classify.detection_limit(view),
         counts.get("warning", 0),
+        int(view.measures.from_tensors.sum()),
     )
 
 

@@ -21,7 +21,10 @@ def render_markdown(result: RlResult, lang: str) -> str:
         "",
         f"- {say(lang, 'screen.coverage')}{say(lang, 'list.colon')}{escape(coverage)}",
     ]
-    if result.detection_limit is not None:
+    if result.tensors:
+        text = say(lang, "screen.tensors_text", n=result.tensors, compared=view.compared(result))
+        lines.append(f"- {say(lang, 'screen.tensors')}{say(lang, 'list.colon')}{escape(text)}")
+    elif result.detection_limit is not None:
         limit = say(lang, "screen.limit_text", limit=result.detection_limit)
         lines.append(f"- {say(lang, 'screen.limit')}{say(lang, 'list.colon')}{escape(limit)}")
     steps = view.next_steps(result)
@@ -65,6 +68,10 @@ def _finding(result: RlResult, number: int, f: Finding, lang: str) -> list[str]:
     fact("screen.suspect", sides(f.suspect))
     if f.layers:
         fact("screen.layers", say(lang, "screen.layers_text", layers=f.layers, all=result.layers))
+    if f.probe:
+        fact("screen.probe", escape(view.probed(f, lang)))
+    if f.transform:
+        fact("page.transform", f"{code(f.transform)} {say(lang, f'kind.{f.transform}')}")
     if f.blind:
         fact("page.blind", comma.join(say(lang, f"page.blind.{name}") for name in f.blind))
     for name, figures in (("page.figures.anchor", f.anchor_figures), ("page.figures.suspect", f.figures)):

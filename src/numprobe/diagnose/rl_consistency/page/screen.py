@@ -51,12 +51,20 @@ def _facts(result: RlResult, first: Finding | None, lang: str, style: Style) -> 
         rows += _side_rows("screen.suspect", _names(first.suspect), lang)
         if first.layers:
             rows.append(("screen.layers", say(lang, "screen.layers_text", layers=first.layers, all=result.layers)))
+        if first.probe:
+            rows.append(("screen.probe", view.probed(first, lang)))
+        if len(first.layouts) == 2:
+            rules = dict(zip(("train", "rollout"), first.layouts, strict=True))
+            rows.append(("screen.layouts", say(lang, "screen.layouts_text", **rules)))
     values = {"train": len(result.unmatched_train), "rollout": len(result.unmatched_rollout)}
     coverage = say(lang, "screen.coverage_text", coverage=result.coverage, compared=view.compared(result), **values)
     rows.append(("screen.coverage", coverage))
     if result.merged:
         rows.append(("screen.merged", say(lang, "screen.merged_text", **result.merged)))
-    if result.detection_limit is not None:
+    if result.tensors:
+        text = say(lang, "screen.tensors_text", n=result.tensors, compared=view.compared(result))
+        rows.append(("screen.tensors", text))
+    elif result.detection_limit is not None:
         rows.append(("screen.limit", say(lang, "screen.limit_text", limit=result.detection_limit)))
     width = max(columns(say(lang, key)) for key, _ in rows)
     lines: list[str] = []
@@ -147,6 +155,8 @@ def render_json_line(result: RlResult, out: str, *, ascii_only: bool = False) ->
                 "segment": f.segment,
                 "layers": f.layers,
                 "transform": f.transform,
+                "layouts": f.layouts,
+                "probe": f.probe,
                 "role": f.role,
                 "slot": f.slot,
                 "error": f.error,
@@ -159,5 +169,7 @@ def render_json_line(result: RlResult, out: str, *, ascii_only: bool = False) ->
         "counts": result.counts,
         "unmatched": {"train": result.unmatched_train, "rollout": result.unmatched_rollout},
         "detection_limit": result.detection_limit,
+        "tensors": result.tensors,
+        "next": result.next,
     }
     return json.dumps(plain(content), ensure_ascii=ascii_only)

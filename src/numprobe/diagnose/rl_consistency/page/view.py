@@ -40,6 +40,11 @@ def sentence(f: Finding) -> Said:
     """What a finding says."""
     several = f.layers if len(f.layers) > 1 else None
     named = short(suspect(f))
+    if f.probe is not None and f.probe.exact and f.kind in ("different", "missing"):
+        fits = {side: fitting(names) for side, names in (("train", f.probe.train), ("rollout", f.probe.rollout))}
+        if all(fits.values()):
+            anchor = short(key(f.anchor)) or named
+            return Said("headline.activation", {"anchor": anchor, "layers": several, **fits})
     known: dict[str, dict[str, object]] = {
         "missing_operator": {
             "anchor": short(key(f.anchor)) or "-",
@@ -55,7 +60,25 @@ def sentence(f: Finding) -> Said:
         },
         "parameter_difference": {"suspect": named, "parameter": f.parameter, "error": _finite(f.error)},
     }
+    if f.clazz == "layout_error":
+        return Said("headline.layout_error", {"suspect": named, "transform": f.transform, "layers": several})
     return Said(f"headline.{f.clazz}", known.get(f.clazz, {"suspect": named}))
+
+
+def fitting(names: Sequence[str]) -> str:
+    """``gelu_tanh / gelu``: what fits equally well."""
+    return " / ".join(names)
+
+
+def probed(f: Finding, lang: str) -> str:
+    """What the activation probe says; empty where there was none."""
+    if f.probe is None:
+        return ""
+    fits = {
+        side: fitting(names) or say(lang, "screen.probe_none")
+        for side, names in (("train", f.probe.train), ("rollout", f.probe.rollout))
+    }
+    return say(lang, "screen.probe_exact" if f.probe.exact else "screen.probe_guess", **fits)
 
 
 def _finite(value: float | None) -> float | None:
@@ -91,13 +114,20 @@ def next_steps(result: RlResult) -> list[Said]:
     if not result.findings:
         return []
     f = result.findings[0]
-    if f.clazz == "missing_operator":
-        return [Said("next.activation")]
     if f.clazz == "parameter_difference":
         return [Said("next.parameter")]
+    if f.clazz == "layout_error":
+        return [Said("next.layout")]
     if f.kind == "scale":
         return [Said("next.scale")]
-    return [Said("next.implementation", {"suspect": suspect(f), "anchor": key(f.anchor) or "-"}), Said("next.mapping")]
+    if f.kind in ("rotary", "rotary_angle"):
+        return [Said("next.rotary")]
+    first = [Said("next.activation")] if f.clazz == "missing_operator" else []
+    if result.tensors:
+        return first or [Said("next.mapping")]
+    names = {"suspect": short(suspect(f)), "anchor": short(key(f.anchor)) or "-"}  # parts of names, as list takes them
+    record = Said("next.config", result.next) if result.next else Said("next.implementation", names)
+    return [*first, record, *([] if first else [Said("next.mapping")])]
 
 
 def short(name: str) -> str:

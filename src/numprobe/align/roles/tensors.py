@@ -1,0 +1,323 @@
+"""The tensors of a side in canonical form, where both dumps hold them: element by element what every framework has.
+
+Each role has one expected layout, by the names of its framework (``layouts`` in ``rules.json``) and the sizes of the heads; it is
+the same for weight, bias and activation and in all layers. Other layouts are never tried here: see
+:mod:`numprobe.diagnose.rl_consistency.layouts`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from numprobe.align.calls import Calls, Tensors
+from numprobe.align.roles.figures import rows_by_slot
+from numprobe.align.roles.form import EXPERTS
+from numprobe.align.roles.ranks import SHARDED
+from numprobe.align.roles.rules import PLAIN, STACK, Rules, standard_rules
+from numprobe.align.roles.side import RoleSide
+from numprobe.align.roles.strips import Heads, Unfit, in_order, reshaped, side_by_side
+from numprobe.align.roles.tokens import Ids, Tokens, in_common_order, tokens_of
+from numprobe.align.shards.tensor import Piece, joined
+from numprobe.formats.tensors import TensorFile
+from numprobe.formats.tensors.tensor import c_strides
+from numprobe.record.errors import NumprobeError
+from numprobe.record.names import parse_name
+from numprobe.record.trace import INPUT, OUTPUT, PARAMETER
+
+COLUMNS = (
+    "qkv",
+    "q",
+    "k",
+    "v",
+    "gate_up",
+    "q_b",
+    "kv_b",
+    "head",
+    "indexer_q",
+    "linear_in",
+)  # rows of the weight on ranks
+PER_HEAD = ("core", "act", "q_norm", "k_norm")
+ROWS = ("out", "down")  # columns of the weight on ranks
+Opened = Callable[[int, int], TensorFile]  # number of a rank, row of its dump
+
+
+@dataclass
+class RoleCalls(Calls):
+    """A run in canonical form whose tensors can be opened."""
+
+    canonical: RoleTensors | None = None
+
+    @cached_property
+    def tensors(self) -> Tensors:
+        assert self.canonical is not None
+        return self.canonical
+
+
+@dataclass
+class RoleTensors:
+    """The tensors of one side, by the names that its table gives their files: the numbers of its rows."""
+
+    side: RoleSide
+    tokens: Tokens | None
+    heads: Heads
+    slots: list[dict[tuple[str, tuple[str, str]], int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.ranks: Sequence[RoleSide] = self.side.ranks or (self.side,)
+        self.slots = [rows_by_slot(rank.calls.values) for rank in self.ranks]
+        self._folders = [rank.original.tensors for rank in self.ranks]
+        self.record = self.side.calls.values.op_of()
+
+    def open(self, name: str, shape: tuple[int, ...] | None = None) -> TensorFile:
+        """As :meth:`~numprobe.formats.tensors.TensorFolder.open`; ``name`` is the number of a row."""
+        try:
+            return self.assembled(int(name), self._opened)
+        except Unfit:
+            raise NumprobeError(
+                "E-RLC-002",
+                "a tensor has another shape than its record says",
+                where=str(self._folders[0]),
+                found="{record}",
+                do="copy the dump again, or dump again",
+                record=self.side.calls.values.names[int(self.record[int(name)])],
+            ) from None
+
+    def fits(self, row: int) -> bool:
+        """Are there files for all of a row, and do their shapes fit together?"""
+        try:
+            found = self.assembled(row, self._described)
+        except Unfit:
+            return False
+        return bool(found.numel == self.side.calls.values.numel[row] > 0)
+
+    def _opened(self, rank: int, row: int) -> TensorFile:
+        values = self.ranks[rank].original.values
+        return self._folders[rank].open(values.files[row], values.shapes[values.shape[row]])
+
+    def _described(self, rank: int, row: int) -> TensorFile:
+        """A tensor without elements, of the dtype and shape that the record gives."""
+        values = self.ranks[rank].original.values
+        shape = values.shapes[values.shape[row]]
+        if shape is None or row not in values.files:
+            raise Unfit
+        kind = values.kinds[values.kind[row]][2]
+        return TensorFile(Path(), kind, shape, c_strides(shape), np.dtype(np.uint8), 0)
+
+    # --- one row -----------------------------------------------------------------------------------------------------
+
+    def assembled(self, row: int, opened: Opened) -> TensorFile:
+        """A canonical tensor.
+
+        Raises:
+            Unfit: the shapes do not fit together.
+        """
+        values = self.side.calls.values
+        op = parse_name(values.names[int(self.record[row])])
+        role, _ = values.slots[values.slot[row]]
+        source = self.side.sources[row]
+        if not source.parts or not source.rows:
+            raise Unfit
+        if role == PARAMETER:
+            return self._parameter(row, op.path.rsplit(".", 1)[-1], opened)
+        if EXPERTS in op.path.split("."):
+            raise Unfit  # the tokens of one expert have no order that both sides share
+        return self._activation(row, op.path.rsplit(".", 1)[-1], role, opened)
+
+    def _rows(self, row: int) -> list[tuple[int, tuple[int, ...]]]:
+        """(number of a rank, rows of its dump) of all ranks that hold a part of it."""
+        if self.side.spread.get(row) != SHARDED:
+            return [(0, self.side.sources[row].rows)]
+        values = self.side.calls.values
+        slot = values.names[int(self.record[row])], values.slots[values.slot[row]]
+        return [(n, rank.sources[self.slots[n][slot]].rows) for n, rank in enumerate(self.ranks)]
+
+    def _parameter(self, row: int, role: str, opened: Opened) -> TensorFile:
+        source, ranks = self.side.sources[row], self._rows(row)
+        tensors = [[opened(rank, rows[part]) for rank, rows in ranks] for part in range(source.parts)]
+        if source.layout == STACK:
+            if len(ranks) > 1:
+                raise Unfit
+            return _stacked([t for [t] in tensors])
+        first = tensors[0][0]
+        if len(first.shape) == 2 and self._is_transposed(row):
+            tensors = [[_transposed(t) for t in part] for part in tensors]
+        dim = 1 if role in ROWS and len(first.shape) == 2 else 0
+        if len(ranks) > 1 and role not in (*ROWS, *COLUMNS, "embed"):
+            raise Unfit
+        return side_by_side(tensors, dim, source.layout, self.heads)
+
+    def _is_transposed(self, row: int) -> bool:
+        """Weights of GPT-2's ``Conv1D`` are (in, out)."""
+        return any(self.side.original.ops[r].api == "Conv1D" for r in self.side.origin[int(self.record[row])])
+
+    def _activation(self, row: int, role: str, slot: str, opened: Opened) -> TensorFile:
+        tokens, source, ranks = self.tokens, self.side.sources[row], self._rows(row)
+        if tokens is None or not tokens.count:
+            raise Unfit
+        features = (role in COLUMNS and slot == OUTPUT) or role in PER_HEAD or (role in ROWS and slot == INPUT)
+        layout = source.layout if slot != INPUT or role == "act" else PLAIN
+        calls = len(source.rows) // source.parts
+        parts = []
+        for part in range(source.parts):
+            each = [[opened(rank, rows[part * calls + call]) for call in range(calls)] for rank, rows in ranks]
+            if len(ranks) == 1 or features:
+                parts.append([self._flat(one, tokens) for one in each])
+            elif len(tokens.blocks) == calls:  # sequence parallel: of every call, each rank has a part of the tokens
+                parts.append([self._flat([rank[call] for call in range(calls) for rank in each], tokens, len(ranks))])
+            else:
+                parts.append([self._flat([one for rank in each for one in rank], tokens)])
+        whole = side_by_side(parts, 1, layout, self.heads)
+        together = len(ranks) > 1 and not features and len(tokens.blocks) == calls
+        order = tokens.embed if role == "embed" and not (together and slot == OUTPUT) else tokens.layers
+        return in_order(whole, order)
+
+    @staticmethod
+    def _flat(tensors: Sequence[TensorFile], tokens: Tokens, ranks: int = 1) -> TensorFile:
+        """Calls one after the other, tokens by features."""
+        if len(tensors) != len(tokens.blocks) * ranks:
+            raise Unfit
+        found = []
+        for n, tensor in enumerate(tensors):
+            b, s = tokens.blocks[n // ranks]
+            count, rest = divmod(b * s, ranks)
+            if rest or not count or tensor.numel % count:
+                raise Unfit
+            found.append(reshaped(tensor, (count, tensor.numel // count)))
+        if len({(t.shape[1], t.dtype, t.stored) for t in found}) != 1:
+            raise Unfit
+        if len(found) == 1:
+            return found[0]
+        return joined(found, 0, [Piece(n, 0, t.shape[0]) for n, t in enumerate(found)])
+
+
+def _transposed(tensor: TensorFile) -> TensorFile:
+    if not tensor.contiguous:
+        raise Unfit
+    return replace(tensor, shape=tensor.shape[::-1], strides=c_strides(tensor.shape)[::-1])
+
+
+def _stacked(tensors: Sequence[TensorFile]) -> TensorFile:
+    """Weights of experts, (experts, rows, columns) or one a tensor, as rows of one matrix."""
+    if any(len(t.shape) not in (2, 3) or not t.numel for t in tensors):
+        raise Unfit
+    flat = [reshaped(t, (prod(t.shape[:-1]), t.shape[-1])) for t in tensors]
+    if len({(t.shape[1], t.dtype, t.stored) for t in flat}) != 1:
+        raise Unfit
+    return joined(flat, 0, [Piece(n, 0, t.shape[0]) for n, t in enumerate(flat)])
+
+
+# --- both sides ------------------------------------------------------------------------------------------------------
+
+
+def with_tensors(train: RoleSide, rollout: RoleSide, rules: Rules | None = None) -> tuple[RoleSide, RoleSide]:
+    """Both sides with the files of their tensors, where both dumps have any."""
+    sides = (train, rollout)
+    if not all(rank.original.values.files for side in sides for rank in (side.ranks or (side,))):
+        return train, rollout
+    rules = rules or standard_rules()
+    heads = heads_of(sides)
+    one, other = (_tokens(side, rules) for side in sides)
+    if one is not None and other is not None:
+        other = in_common_order(one, other)
+    return _with_files(train, one, heads), _with_files(rollout, other, heads)
+
+
+def _with_files(side: RoleSide, tokens: Tokens | None, heads: Heads) -> RoleSide:
+    tensors = RoleTensors(side, tokens, heads)
+    values = side.calls.values
+    files = {row: str(row) for row in range(len(values)) if tensors.fits(row)}
+    calls = side.calls
+    return replace(
+        side,
+        calls=RoleCalls(
+            calls.dump, replace(values, files=files), calls.parent, calls.around, calls.phase, canonical=tensors
+        ),
+    )
+
+
+def heads_of(sides: Sequence[RoleSide]) -> Heads:
+    """Query heads a group and elements a head, from the shapes of what attention and its projections have on either side."""
+    per_group = size = 0
+    for side in sides:
+        values, raw = side.calls.values, side.original.values
+        for record, name in enumerate(values.names):
+            role = parse_name(name).path.rsplit(".", 1)[-1]
+            rows = {values.slots[values.slot[row]][1]: side.sources[row] for row in values.rows(record)}
+            if role == "core" and {"input_args.0", "input_args.1"} <= rows.keys():
+                q, k = (raw.shapes[raw.shape[rows[f"input_args.{n}"].rows[0]]] for n in range(2))
+                if q and k and len(q) > 2 and q[-1] == k[-1]:
+                    per_group, size = per_group or q[-2] // max(k[-2], 1), size or q[-1]
+                elif q and k:
+                    per_group = per_group or prod(q) // max(prod(k), 1)
+            elif role == "qkv" and (source := rows.get("output.0")) and source.parts == 3:
+                calls = len(source.rows) // 3
+                per_group = per_group or int(raw.numel[source.rows[0]] // max(raw.numel[source.rows[calls]], 1))
+            elif role in ("q_norm", "k_norm") and (source := rows.get("parameters.weight")):
+                size = size or int(raw.numel[source.rows[0]])
+        if per_group and size:
+            break
+    return Heads(per_group, size)
+
+
+def _tokens(side: RoleSide, rules: Rules) -> Tokens | None:
+    """The tokens of a side, from what its embedding was given; None where that is not recorded."""
+    values = side.calls.values
+    record = next((i for i, n in enumerate(values.names) if parse_name(n).path == "embed"), -1)
+    if record < 0:
+        return None
+    row = next((r for r in values.rows(record) if values.slots[values.slot[r]] == (INPUT, "input_args.0")), -1)
+    if row < 0 or side.calls.ops[record].call:
+        return None
+    tensors = RoleTensors(side, None, Heads())
+    blocks, parts, starts = [], [], []
+    for rank, rows in tensors._rows(row):
+        for call, one in enumerate(rows):
+            raw = tensors.ranks[rank].original.values
+            shape = raw.shapes[raw.shape[one]]
+            if shape is None or not 1 <= len(shape) <= 2:
+                return None
+            blocks.append((shape[0], shape[1]) if len(shape) == 2 else (1, shape[0]))
+            parts.append(_integers(tensors, rank, one))
+            starts.append(_positions(tensors, rank, call, prod(shape)))
+    first = any(rules.sequence_first.fullmatch(op.path.rpartition(".")[2]) for op in side.original.ops if op.is_module)
+    return tokens_of(blocks, sequence_first=first, ids=_all(parts), starts=_all(starts))
+
+
+def _all(parts: Sequence[Ids | None]) -> Ids | None:
+    known = [part for part in parts if part is not None]
+    return np.concatenate(known) if known and len(known) == len(parts) else None
+
+
+def _integers(tensors: RoleTensors, rank: int, row: int) -> Ids | None:
+    """What a row of the dump of a rank holds, flat; None where it is not there or holds no integers."""
+    values = tensors.ranks[rank].original.values
+    if row not in values.files or "int" not in values.kinds[values.kind[row]][2]:
+        return None
+    try:
+        return tensors._opened(rank, row).array().reshape(-1).astype(np.int64)
+    except NumprobeError:
+        return None
+
+
+def _positions(tensors: RoleTensors, rank: int, call: int, count: int) -> Ids | None:
+    """The positions of the tokens of a call, which engines hand to the layers."""
+    side = tensors.ranks[rank]
+    values = side.original.values
+    chosen = sorted(side.numbering.calls)[call : call + 1]
+    for m in side.modules:
+        if m.role.name not in ("layer", "attn", "model") or [m.call] != chosen:
+            continue
+        for row in values.rows(m.record):
+            role, path = values.slots[values.slot[row]]
+            kind = values.kinds[values.kind[row]][2]
+            if role == INPUT and "int" in kind and values.numel[row] == count and "ids" not in path:
+                found = _integers(tensors, rank, row)
+                if found is not None and found.min() == 0 and (np.diff(found)[np.diff(found) != 1] <= 0).all():
+                    return found
+    return None
