@@ -9,6 +9,10 @@ import typer
 
 from numprobe.cli import common
 
+MAPPING = (
+    "Which modules belong together: what numprobe map -o wrote, corrected; or a key mapping, or msProbe's cell mapping."
+)
+
 
 def rl(
     train: str = typer.Argument(..., help="Dump of the training side: Megatron, FSDP or Hugging Face modules."),
@@ -17,6 +21,7 @@ def rl(
     as_json: bool = common.Json,
     step: str = common.Step,
     rank: str = common.Rank,
+    mapping: str = typer.Option("", "--mapping", help=MAPPING, metavar="FILE"),
     lang: str = common.Lang,
     progress: str = typer.Option(
         "auto", "--progress", help="auto or json (stderr holds JSON lines only).", metavar="HOW"
@@ -33,7 +38,7 @@ def rl(
     code = run_command(
         train,
         rollout,
-        RlOptions(common.ranges(step, "--step"), common.ranges(rank, "--rank"), not no_cache),
+        RlOptions(common.ranges(step, "--step"), common.ranges(rank, "--rank"), not no_cache, mapping),
         out=out,
         lang=common.language(lang),
         as_json=as_json,

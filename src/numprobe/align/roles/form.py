@@ -7,8 +7,9 @@ expert; an engine that takes a prompt in chunks has several calls where training
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from numprobe.align.calls import Calls
 from numprobe.align.roles.rules import Role, Rules, roles_of
@@ -45,8 +46,12 @@ class Numbering:
     left_out: int = 0
 
 
-def modules_of(calls: Calls, rules: Rules | None = None) -> list[Module]:
+def modules_of(
+    calls: Calls, rules: Rules | None = None, given: Mapping[str, Role | None] = MappingProxyType({})
+) -> list[Module]:
     """The roles of all forward records of modules, in execution order, each with the number of the call of its path.
+
+    ``given`` has, by path, roles that a user knows better (None: no place at all).
 
     Classes that hand on what they get (Megatron's ``IdentityOp`` in the place of a fused norm) are left out.
     """
@@ -59,6 +64,8 @@ def modules_of(calls: Calls, rules: Rules | None = None) -> list[Module]:
     seen: dict[str, int] = defaultdict(int)
     found = []
     for i, path, role in zip(records, paths, roles_of(paths, rules), strict=True):
+        if path in given:
+            role = given[path] or replace(role, name=path, known=False)
         found.append(Module(i, role, seen[path]))
         seen[path] += 1
     return found

@@ -9,6 +9,7 @@ from numprobe.align.calls import Calls
 from numprobe.align.records import RecordPairs
 from numprobe.align.roles.figures import Slot, rows_by_slot
 from numprobe.align.roles.form import EXPERTS, common_calls, common_form, modules_of, sizes_of_calls
+from numprobe.align.roles.given import NOTHING_GIVEN, Given
 from numprobe.align.roles.ranks import joined
 from numprobe.align.roles.rules import Rules
 from numprobe.align.roles.side import RoleSide, canonical
@@ -19,10 +20,13 @@ from numprobe.record.trace import PARAMETER
 
 
 def both_sides(
-    train: Sequence[Calls], rollout: Sequence[Calls], rules: Rules | None = None
+    train: Sequence[Calls], rollout: Sequence[Calls], rules: Rules | None = None, given: Given = NOTHING_GIVEN
 ) -> tuple[RoleSide, RoleSide, dict[str, int]]:
     """Both runs, each of all its ranks, in the form that they have in common; and how many slots were joined in which way."""
-    sides = [[(calls, modules_of(calls, rules)) for calls in ranks] for ranks in (train, rollout)]
+    sides = [
+        [(calls, modules_of(calls, rules, roles)) for calls in ranks]
+        for ranks, roles in ((train, given.train), (rollout, given.rollout))
+    ]
     form = common_form(side for ranks in sides for side in ranks)
     numberings = common_calls(*sizes_of_calls(sides[0][0], sides[1][0]))
     one, other = (

@@ -6,7 +6,7 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ class Role:
     part: str = ""
     tower: str = ""
     known: bool = True
+    given: bool = field(default=False, compare=False)  # by the user
 
     @property
     def place(self) -> str:

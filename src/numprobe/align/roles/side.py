@@ -35,6 +35,7 @@ NORM, LINEAR, NORM_LINEAR, EMBEDDING, CORE, ACTIVATION, MIXTURE = (
     "SiLU",
     "MixtureOfExperts",
 )
+OTHER = "Module"  # of no known class
 ROLES = {  # in the order of execution inside a layer
     "embed": EMBEDDING,
     "embed_norm": NORM,
@@ -134,13 +135,14 @@ def canonical(
             place = (m.role.tower, m.role.layer, m.role.part)
             groups[place, numbering.calls[m.call]][m.role.name].append(m.record)
     experts = _experts(groups)
+    others = {m.role.name for m in modules if m.role.given} - ROLES.keys()  # pairs that no rule knows
     found: dict[str, tuple[list[_Leaf], list[int]]] = {}
     for (place, call), by_role in groups.items():
         if form.together and place[2].startswith(f"{EXPERTS}"):
             continue
         reader = _Reader(calls, rules, form, place, by_role, experts.get((place, call), {}))
         where = "".join(f"{p}." for p in (place[0], "" if place[1] is None else f"layers.{place[1]}", place[2]) if p)
-        for role in ROLES:
+        for role in (*ROLES, *(name for name in by_role if name in others)):
             kind, leaves, records = reader.read(role)
             if leaves:
                 found[f"Module.{where}{role}.{kind}.{FORWARD}.{call}"] = leaves, records
@@ -187,7 +189,7 @@ class _Reader:
 
     def read(self, role: str) -> tuple[str, list[_Leaf], list[int]]:
         """Class, leaves and records of a role; no leaves where it is not recorded."""
-        kind = ROLES[role]
+        kind = ROLES.get(role, OTHER)
         if role == "moe":
             return kind, *self._mixture()
         parts = self._parts(role)

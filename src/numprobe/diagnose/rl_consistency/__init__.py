@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,9 +28,10 @@ def run(
     out: str | Path | None = None,
     step: set[int] | None = None,
     rank: set[int] | None = None,
+    mapping: str | Path | None = None,
     lang: str = "en",
 ) -> RlResult:
-    """Run the skill and write its folder.
+    """Run the skill and write its folder. ``mapping``: a file that says which modules belong together.
 
     Raises:
         NumprobeError: nothing can be read, or ``out`` holds something else.
@@ -38,6 +40,8 @@ def run(
     from numprobe.diagnose.rl_consistency.skill import RlOptions
 
     options = RlOptions(frozenset(step) if step else None, frozenset(rank) if rank else None)
+    if mapping:
+        options = replace(options, mapping=str(mapping))
     return run_to_folder(train, rollout, options, Path(out) if out else None, lang=lang)[0]
 
 

@@ -45,6 +45,7 @@ def run_to_folder(
         "step": sorted(options.steps) if options.steps is not None else None,
         "rank": sorted(options.ranks) if options.ranks is not None else None,
         "lang": lang,
+        **({"mapping": str(Path(options.mapping).resolve())} if options.mapping else {}),
     }
     run = open_run("rl", out, inputs, asked)
     with marked(run, told), without_collector():

@@ -6,19 +6,22 @@ import csv
 import json
 from pathlib import Path
 
-from numprobe.diagnose.rl_consistency.messages import say
+from numprobe.diagnose.rl_consistency.messages import CATALOGUE, say
+from numprobe.diagnose.rl_consistency.page.view import unknown_names
 from numprobe.diagnose.rl_consistency.result import RlResult
 from numprobe.diagnose.rl_consistency.skill import RlOptions, analyse
 from numprobe.record.errors import NumprobeError
 from numprobe.report.run_folder import plain, writing
-from numprobe.report.terminal import Style, soft, table
+from numprobe.report.terminal import Style, joined, soft, table
 
 HEAD = ("place", "train", "rollout")
 
 
-def mapping_of(a: str | Path, b: str | Path, steps: frozenset[int] | None, ranks: frozenset[int] | None) -> RlResult:
-    """Pair the modules of two dumps."""
-    return analyse(a, b, RlOptions(steps, ranks))
+def mapping_of(
+    a: str | Path, b: str | Path, steps: frozenset[int] | None, ranks: frozenset[int] | None, mapping: str = ""
+) -> RlResult:
+    """Pair the modules of two dumps; ``mapping`` is a file that says which belong together."""
+    return analyse(a, b, RlOptions(steps, ranks, mapping=mapping))
 
 
 def write_mapping(result: RlResult, path: Path) -> None:
@@ -46,6 +49,7 @@ def render_mapping(result: RlResult, lang: str, style: Style, *, as_json: bool) 
     if as_json:
         content = {
             "mapping": {p.place: {"a": p.train, "b": p.rollout} for p in result.mapping},
+            "unknown_names": result.unknown_names,
             "unmatched": {"a": result.unmatched_train, "b": result.unmatched_rollout},
         }
         return json.dumps(plain(content), ensure_ascii=False)
@@ -53,4 +57,5 @@ def render_mapping(result: RlResult, lang: str, style: Style, *, as_json: bool) 
     lines = table([say(lang, "head.place"), "A", "B"], rows, (), style)
     for side, names in (("A", result.unmatched_train), ("B", result.unmatched_rollout)):
         lines += [f"{say(lang, 'page.unmatched')} ({side}):  {soft(name)}" for name in names]
+    lines += [joined(CATALOGUE.pieces(lang, said.key, said.values), style) for said in unknown_names(result)]
     return "\n".join(lines)

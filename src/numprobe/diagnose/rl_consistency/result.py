@@ -99,6 +99,14 @@ class Pair(msgspec.Struct, frozen=True):
     ratio: float | None
 
 
+class UnknownName(msgspec.Struct, frozen=True):
+    """A name of the mapping file that no record has; ``side``: train, rollout or place."""
+
+    side: str
+    name: str
+    close: list[str]
+
+
 class RlResult(msgspec.Struct):
     """The conclusion. ``verdict``: difference_found | no_difference | premise_broken | inconclusive."""
 
@@ -117,6 +125,7 @@ class RlResult(msgspec.Struct):
     detection_limit: float | None
     warnings: int = 0
     tensors: int = 0  # slots that were compared element by element
+    unknown_names: list[UnknownName] = []
     next: dict[str, str] = {}  # by side, the file in the run's folder that records the tensors which decide
 
     @property

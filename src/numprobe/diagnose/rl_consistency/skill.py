@@ -14,6 +14,7 @@ from pathlib import Path
 
 from numprobe.align.calls import Calls, read_calls
 from numprobe.align.leaves import pair_leaves
+from numprobe.align.roles.given import NOTHING_GIVEN, Given, given_roles, read_rows
 from numprobe.align.roles.pairing import both_sides, pair_places
 from numprobe.align.roles.side import RoleSide
 from numprobe.compare.judge import judge
@@ -39,6 +40,7 @@ class RlOptions:
     steps: frozenset[int] | None = None
     ranks: frozenset[int] | None = None
     use_cache: bool = True
+    mapping: str = ""  # a file that says which modules belong together
 
 
 def analyse(
@@ -47,7 +49,8 @@ def analyse(
     """Compare a training dump with a rollout dump of the same tokens.
 
     Raises:
-        NumprobeError: nothing can be read at one of the two places; E-RLC-001 a side has no modules.
+        NumprobeError: nothing can be read at one of the two places; E-RLC-001 a side has no modules; the mapping file is
+            wrong, as for :func:`~numprobe.align.roles.given.read_rows` and :func:`~numprobe.align.roles.given.given_roles`.
     """
     stages = Stages(STAGES, listener)
     stages.begin("load")
@@ -55,7 +58,8 @@ def analyse(
     ranks = [_ranks(dump, options) for dump in dumps]
     stages.end()
     stages.begin("map")
-    one, other, merged = both_sides(ranks[0], ranks[1])
+    given = _given(options.mapping, ranks)
+    one, other, merged = both_sides(ranks[0], ranks[1], given=given)
     for dump, side in zip(dumps, (one, other), strict=True):
         _need_modules(dump, side)
     records = pair_places(one, other)
@@ -75,8 +79,15 @@ def analyse(
     stages.end()
     stages.begin("report")
     found = _result(dumps, view, premise, findings, coverage, merged)
+    found.unknown_names = [data.UnknownName(n.side, n.name, list(n.close)) for n in given.unknown]
     stages.end()
     return found
+
+
+def _given(mapping: str, ranks: Sequence[Sequence[Calls]]) -> Given:
+    if not mapping:
+        return NOTHING_GIVEN
+    return given_roles(read_rows(Path(mapping)), ranks[0], ranks[1], Path(mapping))
 
 
 def _ranks(dump: Dump, options: RlOptions) -> list[Calls]:

@@ -34,6 +34,7 @@ def render_terminal(result: RlResult, lang: str, style: Style, report_path: str)
         _facts(result, first, lang, style),
         _figures(first, lang, style) if first else [],
         _also(result.findings[1:5], lang, style),
+        _unknown(result, lang, style),
         _next(result, lang, style),
     ]
     text = "\n\n".join("\n".join(lines) for lines in blocks if lines)
@@ -131,6 +132,14 @@ def _also(findings: Sequence[Finding], lang: str, style: Style) -> list[str]:
     return lines
 
 
+def _unknown(result: RlResult, lang: str, style: Style) -> list[str]:
+    lines: list[str] = []
+    for said in view.unknown_names(result):
+        text = joined(CATALOGUE.pieces(lang, said.key, said.values), style)
+        lines += wrap(text, style.width, f"{style.symbol('undecided')} ", "  ")
+    return lines
+
+
 def _next(result: RlResult, lang: str, style: Style) -> list[str]:
     steps = view.next_steps(result)
     lines = [say(lang, "screen.next")] if steps else []
@@ -170,6 +179,7 @@ def render_json_line(result: RlResult, out: str, *, ascii_only: bool = False) ->
         "unmatched": {"train": result.unmatched_train, "rollout": result.unmatched_rollout},
         "detection_limit": result.detection_limit,
         "tensors": result.tensors,
+        "unknown_names": result.unknown_names,
         "next": result.next,
     }
     return json.dumps(plain(content), ensure_ascii=ascii_only)

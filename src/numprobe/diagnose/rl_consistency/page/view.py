@@ -98,6 +98,17 @@ def compared(result: RlResult) -> int:
     return sum(result.counts[v] for v in ("pass", "warning", "error"))
 
 
+MOST_UNKNOWN = 5  # names of a mapping file
+
+
+def unknown_names(result: RlResult) -> list[Said]:
+    """What the mapping file names and no record has."""
+    return [
+        Said(f"unknown.{n.side}", {"name": n.name, "close": n.close[0] if n.close else None})
+        for n in result.unknown_names[:MOST_UNKNOWN]
+    ]
+
+
 def why(result: RlResult) -> Said:
     """Why a run ends without a finding and without a verdict on the difference."""
     if result.reason == "coverage":
