@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from numprobe.compare.page.rows import Row
-from numprobe.compare.result import VERDICTS, Cell, CompareResult, Finding, Leaf, Place, RankPair, Side
+from numprobe.compare.result import VERDICTS, Cell, CompareResult, Finding, Leaf, Place, Problem, RankPair, Side
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'&`|.层\u202e名.\x1b[31m{{7*7}}.forward"
 ADD, MATMUL, MUL = "Tensor.__add__.10.forward", "Torch.matmul.2.forward", "Tensor.__mul__.23.forward"
@@ -172,8 +172,15 @@ def nothing_found() -> Sample:
 
 def inconclusive() -> Sample:
     """Too little in common, levels that differ, no module at all."""
+    little = Problem("little", "", 0, "rank0", "dump/target/rank0/dump.json", {"coverage": 0.12})
     return result(
-        verdict="inconclusive", premise="coverage", coverage=0.12, heat=[], notes=["levels:L1:L0"], dtypes=[]
+        verdict="inconclusive",
+        premise="coverage",
+        coverage=0.12,
+        heat=[],
+        notes=["levels:L1:L0"],
+        dtypes=[],
+        problems=[little],
     ), []
 
 
@@ -182,7 +189,11 @@ def several_ranks() -> Sample:
     bad = [pair(3, "partial"), pair(4, "unreadable", note=note, records=0), RankPair(0, 9, "rank9", "", "missing")]
     found = [finding(), finding(ADD, ranks=[1, 2], rank_keys=["rank1", "rank2"])]
     rows = [row(n, rank=rank) for n in range(100) for rank in range(3)]
-    return result(found, ranks=[pair(0), pair(1), pair(2), *bad]), rows
+    problems = [
+        Problem("cut", "target", 0, "rank3", "dump/target/rank3/dump.json", {"offset": 5000, "op": ADD}),
+        Problem("unreadable", "golden", 0, "rank4", "dump/golden/rank4/dump.json", {"why": "E-FMT-012"}),
+    ]
+    return result(found, ranks=[pair(0), pair(1), pair(2), *bad], problems=problems), rows
 
 
 def many_ranks() -> Sample:

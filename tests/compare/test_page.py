@@ -175,7 +175,7 @@ def test_a_clean_comparison_states_what_was_compared():
 
 def test_an_inconclusive_comparison_claims_nothing():
     text = shown(Page(text_of("inconclusive")))
-    assert "only 12.0 % of what was recorded has a partner" in text
+    assert "of what was recorded of rank0 only 12.0 % has a partner" in text
     assert "no proof that there is none" in text
     assert "recorded at level L1, the golden run at level L0" in text
     assert "so there are no layers to show" in text
@@ -209,7 +209,8 @@ def test_ranks_that_were_not_compared_are_named():
     text = shown(Page(text_of("several_ranks")))
     assert "4 / 6" in text
     assert "not: rank4, rank9" in text
-    assert "Not whole, so compared as far as it could be read: rank3." in text
+    assert f"rank3 of the target is not whole: dump/target/rank3/dump.json is cut off at byte 5,000, in {ADD}." in text
+    assert "rank4 of the golden run cannot be read: dump/golden/rank4/dump.json has no data in it." in text
     assert "rank4: E-FMT-012 the file cannot be read" in text
 
 

@@ -300,7 +300,7 @@ def test_a_rank_that_cannot_be_read_is_told(dumps: Path, tmp_path: Path) -> None
     file.write_bytes(whole[: len(whole) // 2])
     result = compared(target, dumps / "one")
     [pair] = result.ranks
-    assert (pair.status, result.verdict, result.premise) == ("partial", "inconclusive", "coverage")
+    assert (pair.status, result.verdict, result.premise) == ("partial", "inconclusive", "ranks")
     assert not errors(result)  # what the other rank alone has is compared with nothing
 
 
@@ -329,8 +329,13 @@ def test_as_many_ranks_in_another_layout_are_merged_when_asked(dumps: Path) -> N
 
 
 def test_one_rank_of_the_same_layout_is_compared_with_its_own(dumps: Path, tmp_path: Path) -> None:
-    result = compared(ranks_of(dumps / "tp2", tmp_path / "second", [1]), dumps / "tp2")
-    assert result.verdict == "pass"
+    second = ranks_of(dumps / "tp2", tmp_path / "second", [1])
+    assert compared(second / "step0" / "rank1", dumps / "tp2").verdict == "pass"
+    result = compared(second, dumps / "tp2")  # all of both were asked for, and one is not there
+    assert (result.verdict, result.premise) == ("inconclusive", "ranks")
+    [problem] = result.problems
+    assert (problem.kind, problem.side, problem.rank) == ("unpaired", "golden", "rank0")
+    assert problem.file == str(dumps / "tp2" / "step0" / "rank0" / "dump.json")
     assert [(p.target, p.golden, p.status) for p in result.ranks] == [
         ("", "rank0", "missing"),
         ("rank1", "rank1", "ok"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -57,3 +59,25 @@ def _figures(x: Tensor) -> dict[str, Any]:
     y = x.double()
     four = {"Max": y.max(), "Min": y.min(), "Mean": y.mean(), "Norm": y.norm()}
     return {"shape": list(x.shape), **{k: float(v) for k, v in four.items()}}
+
+
+def split_over_stages(folder: Path, out: Path, first_layers: int, *, local: bool = True) -> Path:
+    """The ranks of a dump as those of the first of two pipeline stages, and as many of the second.
+
+    ``local``: that numbers its layers from 0."""
+    sources = sorted(path.parent for path in folder.rglob("dump.json"))
+    for number, source in enumerate(sources):
+        content = json.loads((source / "dump.json").read_text())
+        stages: list[dict[str, Any]] = [{}, {}]
+        for name, record in content["data"].items():
+            layer = re.search(r"\blayers\.(\d+)\.", name)
+            late = int(layer.group(1)) >= first_layers if layer else bool(re.search("norm|output_layer|lm_head", name))
+            if layer and late and local:
+                name = name.replace(layer.group(0), f"layers.{int(layer.group(1)) - first_layers}.")
+            if name.startswith("Module.") and (layer or re.search("embed|norm|output_layer|lm_head", name)):
+                stages[late][name] = record
+        for late, data in enumerate(stages):
+            place = out / "step0" / f"rank{number + late * len(sources)}"
+            shutil.copytree(source / "dump_tensor_data", place / "dump_tensor_data")
+            (place / "dump.json").write_text(json.dumps({**content, "data": data}))
+    return out

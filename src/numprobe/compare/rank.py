@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from numprobe.compare.judge import Judgement, judge
 from numprobe.compare.ledger import FAIL, INCOMPARABLE, UNMATCHED, WARN, Finding
 from numprobe.compare.measure import DIGEST, FLOAT, NOTHING, REASON, REASONS, Measures, leave_out, measure
 from numprobe.compare.msprobe.output import Compat
+from numprobe.compare.problems import of_amount, of_dump, of_levels, of_mode, unreadable
 from numprobe.compare.processing import NO_PROCESSING, Processing
 from numprobe.compare.sharded import merge_notes, parts_of_each_other
 from numprobe.compare.tensors import measure_tensors
@@ -43,7 +44,7 @@ WORST = {verdict: rank for rank, verdict in enumerate(("pass", INCOMPARABLE, UNM
 class RankTask:
     """What a worker needs. The roots are the folders of the dumps, for paths relative to them.
 
-    ``ignore_digests`` compares by figures where both are there.
+    ``by`` is what was asked for; ``ignore_digests`` compares by figures where both are there.
     """
 
     step: int | None
@@ -54,6 +55,7 @@ class RankTask:
     noise: RankFolder | None = None
     baseline: RankFolder | None = None
     factor: float = 2.0
+    by: str = "auto"
     ignore_digests: bool = False
     tensors: bool = True
     threads: int = 1
@@ -75,10 +77,12 @@ class Compared:
     leaves: LeafPairs
     measures: Measures
     judgement: Judgement
+    problems: list[data.Problem] = field(default_factory=list)
 
 
 class RankOutcome(msgspec.Struct):
-    """What goes on from a worker. ``recorded`` counts the leaves of both sides, ``unknown`` has names of the mapping."""
+    """What goes on from a worker. ``recorded`` counts the leaves of both sides that are of a kind which both levels have,
+    ``judged`` the pairs of them that were compared; ``unknown`` has names of the mapping."""
 
     pair: data.RankPair
     findings: list[data.Finding]
@@ -90,6 +94,8 @@ class RankOutcome(msgspec.Struct):
     more_findings: int = 0
     notes: list[str] = []
     parts: bool = False
+    judged: int = 0
+    problems: list[data.Problem] = []
 
 
 def compare_ranks(task: RankTask) -> Compared:
@@ -106,12 +112,12 @@ def compare_ranks(task: RankTask) -> Compared:
     given = given_leaves(task.mapping, records, target, golden)
     leaves = pair_leaves(records, target.values, golden.values, given)
     measures = _measured(task, leaves, target, golden)
+    problems: list[data.Problem] = []
     allowed = Allowed(
-        _errors_of(task, task.noise, golden, leaves, 1.0), _errors_of(task, task.baseline, golden, leaves, task.factor)
+        _errors_of(task, "noise", golden, leaves, problems), _errors_of(task, "baseline", golden, leaves, problems)
     )
-    return Compared(
-        task, target, golden, records, leaves, measures, judge(target, golden, records, leaves, measures, allowed)
-    )
+    judged = judge(target, golden, records, leaves, measures, allowed)
+    return Compared(task, target, golden, records, leaves, measures, judged, problems)
 
 
 def _sides(task: RankTask) -> tuple[Calls, Calls]:
@@ -152,12 +158,19 @@ def _leave_out_gradients(measures: Measures, leaves: LeafPairs, target: Calls) -
 
 
 def _errors_of(
-    task: RankTask, other: RankFolder | None, golden: Calls, leaves: LeafPairs, factor: float
+    task: RankTask, side: str, golden: Calls, leaves: LeafPairs, problems: list[data.Problem]
 ) -> dict[int, float]:
-    """Relative errors of another run against the golden one, by the leaf rows of this comparison."""
+    """Relative errors of the noise or baseline run against the golden one, by the leaf rows of this comparison. What of that run
+    cannot be read joins the ``problems``: its errors only allow more."""
+    other, factor = (task.noise, 1.0) if side == "noise" else (task.baseline, task.factor)
     if other is None:
         return {}
-    calls = read_calls(RankDump(other, task.cache_to))
+    try:
+        calls = read_calls(RankDump(other, task.cache_to))
+    except NumprobeError as error:
+        problems.append(unreadable(error, [(side, other)], task.step, other))
+        return {}
+    problems += of_dump(calls.dump, side, task.step, tensors=task.tensors)
     records = pair_records(calls, golden)
     rows = pair_leaves(records, calls.values, golden.values)
     measures = _measured(task, rows, calls, golden)
@@ -178,7 +191,11 @@ def summarize(compared: Compared) -> RankOutcome:
     counts["unmatched_golden"] = only_golden
     counts["unmatched_target"] = unmatched - only_golden
     by = measures.by
-    recorded = len(compared.target.values) + len(compared.golden.values)
+    common = of_levels(compared.target, compared.golden)
+    own = (len(compared.target.values), len(compared.golden.values))
+    done = (by != NOTHING) & (measures.reason == 0)
+    judged_of_common = int((done & common[compared.leaves.target] & compared.leaves.both).sum()) if len(common) else 0
+    recorded = int(common.sum())
     floats = by[(by == FLOAT) | (by == DIGEST)]
     tensors = int(measures.from_tensors.sum())
     modes = (["tensor"] if tensors else []) + (["digest"] if (floats == DIGEST).any() else [])
@@ -192,11 +209,23 @@ def summarize(compared: Compared) -> RankOutcome:
         _status(compared),
         records=len(compared.records),
         leaves=len(compared.leaves),
-        compared=int(((by != NOTHING) & (measures.reason == 0)).sum()),
+        compared=int(done.sum()),
         counts={v: counts.get(v, 0) for v in data.VERDICTS},
         mode=modes[0] if len(modes) == 1 or tensors else "mixed" if modes else "structure",
         detection_limit=_detection_limit(compared) if "statistics" in modes and not tensors else None,
     )
+    files = (str(task.target.dump), str(task.golden.dump))
+    problems = [
+        *(
+            problem
+            for name, side in (("target", compared.target), ("golden", compared.golden))
+            for dump in side.dumps
+            for problem in of_dump(dump, name, task.step, tensors=task.tensors)
+        ),
+        *compared.problems,
+        *of_amount(pair, own, judged_of_common, recorded, files),
+        *of_mode(task.by, pair, measures, files[0]),
+    ]
     return RankOutcome(
         pair,
         [_finding(compared, f) for f in _first(judged.findings)],
@@ -208,6 +237,8 @@ def summarize(compared: Compared) -> RankOutcome:
         max(len(judged.findings) - MOST_FINDINGS, 0),
         merge_notes(compared.target, compared.golden),
         parts_of_each_other(compared.leaves, measures.reason, compared.target.values, compared.golden.values),
+        judged_of_common,
+        problems,
     )
 
 

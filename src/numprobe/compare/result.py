@@ -107,6 +107,35 @@ class RankPair(msgspec.Struct, frozen=True):
     detection_limit: float | None = None
 
 
+PREMISES = {
+    "ranks": ("missing", "unpaired", "unreadable", "cut", "damaged", "growing", "empty"),
+    "coverage": ("little",),
+    "mode": ("no_tensors", "no_digests"),
+}
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """Something that the comparison lacks. Kinds in :data:`PREMISES`, of a side that is compared, leave no verdict of pass; the
+    others are told: what was compared holds without them.
+
+    ``side``: target, golden, noise, baseline, or empty for both; ``rank`` the key of its folder, ``file`` what it is about.
+    """
+
+    kind: str
+    side: str = ""
+    step: int | None = None
+    rank: str = ""
+    file: str = ""
+    values: dict[str, str | int | float] = {}
+
+    @property
+    def premise(self) -> str:
+        """The premise that it breaks, empty if none."""
+        if self.side in ("noise", "baseline"):
+            return ""
+        return next((name for name, kinds in PREMISES.items() if self.kind in kinds), "")
+
+
 class Cell(msgspec.Struct, frozen=True):
     """One cell of the heat map: the worst verdict of what module ``part`` of layer ``layer`` did in ``phase``."""
 
@@ -121,6 +150,7 @@ class Cell(msgspec.Struct, frozen=True):
 class CompareResult(msgspec.Struct):
     """The conclusion. ``verdict``: pass | fail | inconclusive; ``premise`` says why nothing can be blamed.
 
+    Premises: inputs_differ, nothing_compared, parts, or one of :data:`PREMISES`, whose ``problems`` say of which rank and file.
     ``coverage`` is the share of recorded leaves, of the kinds of records that both sides have, that were compared. ``mode`` is
     statistics, tensor, digest or mixed; ``detection_limit`` the smallest relative error that figures could have shown;
     ``more_findings`` counts those that are in the table alone.
@@ -140,6 +170,7 @@ class CompareResult(msgspec.Struct):
     notes: list[str]
     detection_limit: float | None = None
     more_findings: int = 0
+    problems: list[Problem] = []
 
     @property
     def exit_code(self) -> int:

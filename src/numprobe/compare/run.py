@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import inf
 from pathlib import Path
 
-import msgspec
-
-from numprobe.align.mapping import NO_MAPPING, Mapping
+from numprobe.align.mapping import NO_MAPPING
+from numprobe.align.mapping import Mapping as Names
 from numprobe.align.unknown import Unknown
 from numprobe.compare import result as data
 from numprobe.compare.msprobe.output import Compat, write_rank
+from numprobe.compare.parts import done_before, inputs_of, members, state, store
+from numprobe.compare.problems import absent_ranks, lonely_ranks, premise_of, steps_apart, unreadable
 from numprobe.compare.processing import NO_PROCESSING, Processing
 from numprobe.compare.rank import WORST, RankOutcome, RankTask, compare_ranks, summarize
 from numprobe.compare.sharded import Pairing, fit_ranks, refuse_other_runs, same_size, settle_copies
@@ -23,13 +24,12 @@ from numprobe.execution.executor import choose
 from numprobe.execution.stages import Listener, Stages, ignore
 from numprobe.formats import cache
 from numprobe.formats.dump import Dump, open_dump
-from numprobe.formats.layout import RankFolder, StepFolder, choose_steps, link_error
+from numprobe.formats.layout import RankFolder, StepFolder, choose_steps
 from numprobe.record.errors import NumprobeError
 from numprobe.report.run_folder import writing
 from numprobe.report.terminal import encodable
 
 STAGES = ("open", "compare", "conclude")
-ENOUGH = 0.5  # of what both sides recorded has to be compared for a verdict of pass
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class CompareOptions:
 
     steps: frozenset[int] | None = None
     ranks: frozenset[int] | None = None
-    mapping: Mapping = NO_MAPPING
+    mapping: Names = NO_MAPPING
     noise: str | Path | None = None
     baseline: str | Path | None = None
     factor: float = 2.0
@@ -72,15 +72,23 @@ def compare(
     """Compare two dumps. With ``parts`` the table of each pair of ranks is written there as it is ready.
 
     Raises:
-        NumprobeError: nothing can be read at one of the two places, or nothing there belongs together (E-CMP-001, E-CMP-002).
+        NumprobeError: nothing can be read at one of the two places, or nothing there belongs together (E-CMP-001 to E-CMP-006);
+            E-USE-012 the factor is none.
     """
+    if not (1 <= options.factor < inf):
+        raise NumprobeError(
+            "E-USE-012",
+            "--factor {factor}: no finite number from 1 on",
+            do="write 2, or 1.5",
+            factor=str(options.factor),
+        )
     stages = Stages(STAGES, listener)
     stages.begin("open")
     one, other = (open_dump(path, use_cache=options.use_cache) for path in (target, golden))
-    tasks, alone = _tasks(one, other, options)
+    tasks, alone, problems = _tasks(one, other, options)
     stages.end()
     stages.begin("compare", len(tasks))
-    outcomes: list[RankOutcome | None] = [None] * len(tasks)
+    outcomes: list[RankOutcome | NumprobeError | None] = [None] * len(tasks)
     files: list[Path] = [_part(parts, task) for task in tasks] if parts else []
     work = [(task, files[i] if parts else None) for i, task in enumerate(tasks)]
     size = sum(task.target.size + task.golden.size for task in tasks)
@@ -89,63 +97,77 @@ def compare(
         stages.update(done, len(tasks))
     stages.end()
     stages.begin("conclude")
-    result = conclude(one, other, [o for o in outcomes if o is not None], alone)
+    read = [outcome for outcome in outcomes if isinstance(outcome, RankOutcome)]
+    failed = [(t, o) for t, o in zip(tasks, outcomes, strict=True) if isinstance(o, NumprobeError)]
+    if not read:
+        raise _nothing_read([error for _, error in failed])
+    for task, error in failed:
+        keys = (task.step, task.target.rank, task.target.key, task.golden.key)
+        alone.append(data.RankPair(*keys, "unreadable", str(error)))
+        problems.append(unreadable(error, members(task), task.step, task.target))
+    result = conclude(one, other, read, alone, problems)
     stages.end()
-    return Comparison(
-        result, [f for f in files if f.exists()], _unknown_everywhere([o for o in outcomes if o is not None])
+    whole = [f for f, outcome in zip(files, outcomes, strict=True) if isinstance(outcome, RankOutcome)] if parts else []
+    return Comparison(result, whole, _unknown_everywhere(read))
+
+
+def _nothing_read(errors: Sequence[NumprobeError]) -> NumprobeError:
+    """The error of the only pair of ranks, or one for all."""
+    if len(errors) == 1:
+        return errors[0]
+    return NumprobeError(
+        "E-CMP-003",
+        "none of {count} pairs of ranks could be read",
+        where=", ".join(dict.fromkeys(error.where for error in errors[:3])),
+        found="{codes}",
+        do="check these files, or leave the ranks out with --rank; a comparison of one of them alone says more",
+        count=len(errors),
+        codes=", ".join(dict.fromkeys(error.code for error in errors)),
     )
 
 
-def _unknown_everywhere(outcomes: Sequence[RankOutcome]) -> list[Unknown]:
-    read = [outcome.unknown for outcome in outcomes if outcome.pair.status != "unreadable"]
-    everywhere = (
-        set.intersection(*({(u.option, u.side, u.name) for u in of_rank} for of_rank in read)) if read else set()
-    )
-    return [u for u in read[0] if (u.option, u.side, u.name) in everywhere] if read else []
+def _unknown_everywhere(read: Sequence[RankOutcome]) -> list[Unknown]:
+    everywhere = set.intersection(*({(u.option, u.side, u.name) for u in outcome.unknown} for outcome in read))
+    return [u for u in read[0].unknown if (u.option, u.side, u.name) in everywhere]
 
 
-class _Stored(msgspec.Struct):
-    """An outcome beside its part of the table, with what the inputs were: a run that was interrupted need not do it again."""
-
-    inputs: list[tuple[str, int, int]]
-    outcome: RankOutcome
-
-
-def _work(item: tuple[RankTask, Path | None]) -> RankOutcome:
+def _work(item: tuple[RankTask, Path | None]) -> RankOutcome | NumprobeError:
+    """The outcome, or why a dump cannot be read."""
     task, part = item
-    if part is not None and (done := _done_before(task, part)) is not None:
+    inputs = inputs_of(task) if part is not None else ""
+    if part is not None and (done := done_before(task, part, inputs)) is not None:
         return done
+    before = _states(task)
     try:
         compared = compare_ranks(task)
+        outcome = summarize(compared)
     except NumprobeError as error:
-        return _unreadable(task, error)
-    outcome = summarize(compared)
+        return error
     if task.compat is not None:
         write_rank(compared, task.compat)
+    outcome.problems += _growing(task, before, outcome.problems)
     if part is not None:
         with writing(part.parent):
             write_parquet(table_of(compared), part)
-            with suppress(OverflowError, UnicodeEncodeError):  # integers and texts that no msgpack holds: compared anew
-                part.with_suffix(".msgpack").write_bytes(msgspec.msgpack.encode(_Stored(_inputs(task), outcome)))
+            if inputs == inputs_of(task):
+                store(part, inputs, outcome)
     return outcome
 
 
-def _done_before(task: RankTask, part: Path) -> RankOutcome | None:
-    try:
-        stored = msgspec.msgpack.decode(part.with_suffix(".msgpack").read_bytes(), type=_Stored)
-    except (OSError, msgspec.MsgspecError):
-        return None
-    return stored.outcome if part.exists() and stored.inputs == _inputs(task) else None
+def _states(task: RankTask) -> list[tuple[int, int] | None]:
+    return [state(rank.dump) for _, rank in members(task)]
 
 
-def _inputs(task: RankTask) -> list[tuple[str, int, int]]:
-    found = []
-    members = (*task.unit.target.ranks, *task.unit.golden.ranks) if task.unit else (task.target, task.golden)
-    for folder in (*members, task.noise, task.baseline):
-        if folder is not None:
-            state = folder.dump.stat()
-            found.append((encodable(str(folder.dump)), state.st_size, state.st_mtime_ns))
-    return found
+def _growing(
+    task: RankTask, before: Sequence[tuple[int, int] | None], known: Sequence[data.Problem]
+) -> list[data.Problem]:
+    """Files that were written while they were read."""
+    files = {problem.file for problem in known if problem.kind == "growing"}
+    return [
+        data.Problem("growing", side, task.step, rank.key, file)
+        for (side, rank), old in zip(members(task), before, strict=True)
+        if state(rank.dump) != old and (file := encodable(str(rank.dump))) not in files
+    ]
 
 
 def _part(folder: Path, task: RankTask) -> Path:
@@ -153,20 +175,18 @@ def _part(folder: Path, task: RankTask) -> Path:
     return folder / f"{step}{task.target.key}.parquet"
 
 
-def _unreadable(task: RankTask, error: NumprobeError) -> RankOutcome:
-    pair = data.RankPair(task.step, task.target.rank, task.target.key, task.golden.key, "unreadable", str(error))
-    return RankOutcome(pair, [], [], [], 0, ("", ""))
-
-
 # --- what belongs together -------------------------------------------------------------------------------------------
 
 
-def _tasks(one: Dump, other: Dump, options: CompareOptions) -> tuple[list[RankTask], list[data.RankPair]]:
+def _tasks(
+    one: Dump, other: Dump, options: CompareOptions
+) -> tuple[list[RankTask], list[data.RankPair], list[data.Problem]]:
     make = partial(
         RankTask,
         cache_to=cache.cache_folder() if options.use_cache else None,
         mapping=options.mapping,
         factor=options.factor,
+        by=options.by,
         ignore_digests=options.by in ("statistics", "tensor") or options.processing != NO_PROCESSING,
         tensors=options.by in ("auto", "tensor"),
         compat=options.compat,
@@ -174,20 +194,33 @@ def _tasks(one: Dump, other: Dump, options: CompareOptions) -> tuple[list[RankTa
         target_root=one.root,
         golden_root=other.root,
     )
-    noise = open_dump(options.noise, use_cache=options.use_cache) if options.noise else None
-    baseline = open_dump(options.baseline, use_cache=options.use_cache) if options.baseline else None
+    further = {
+        side: open_dump(path, use_cache=options.use_cache)
+        for side, path in (("noise", options.noise), ("baseline", options.baseline))
+        if path
+    }
     tasks: list[RankTask] = []
     alone: list[data.RankPair] = []
-    for a, b in _step_pairs(one, other, options):
+    steps, problems = _step_pairs(one, other, options)
+    if one.root.resolve() == other.root.resolve():
+        problems.append(data.Problem("same", "", None, "", encodable(str(one.root))))
+    for a, b in steps:
         fitted = None
         if options.merge or not same_size(a, b):
             fitted = fit_ranks(a, b, cache.cache_folder() if options.use_cache else None, options.jobs)
-        ranks, unpaired = fitted or _rank_pairs(a, b)
-        alone += [*_unreadable_ranks(a, b), *unpaired]
+        ranks, unpaired, told = fitted or _rank_pairs(a, b)
+        absent = absent_ranks(a, b)
+        alone += [*absent[0], *unpaired]
+        problems += [*absent[1], *told]
         for t, g, unit in ranks:
-            refuse_other_runs(unit, given=noise is not None or baseline is not None)
-            task = make(a.step, t, g, unit=unit)
-            tasks.append(replace(task, noise=_same_rank(noise, a.step, g), baseline=_same_rank(baseline, a.step, g)))
+            refuse_other_runs(unit, given=bool(further))
+            others = {side: _same_rank(dump, a.step, len(steps), g) for side, dump in further.items()}
+            problems += [
+                data.Problem("no_such_rank", side, a.step, g.key, encodable(str(further[side].root)))
+                for side, rank in others.items()
+                if rank is None
+            ]
+            tasks.append(make(a.step, t, g, unit=unit, noise=others.get("noise"), baseline=others.get("baseline")))
     if not tasks:
         raise NumprobeError(
             "E-CMP-001",
@@ -199,7 +232,24 @@ def _tasks(one: Dump, other: Dump, options: CompareOptions) -> tuple[list[RankTa
             golden=_listed(other.steps),
         )
     threads = max(1, 2 // len(tasks))
-    return [replace(task, threads=threads) for task in tasks], alone
+    _refuse_unused(tasks, further)
+    return [replace(task, threads=threads) for task in tasks], alone, problems
+
+
+def _refuse_unused(tasks: Sequence[RankTask], further: Mapping[str, Dump]) -> None:
+    """Fail on a noise or baseline run that has none of the ranks."""
+    for side, dump in further.items():
+        if all(getattr(task, side) is None for task in tasks):
+            raise NumprobeError(
+                "E-CMP-006",
+                "--{side} has no rank or step that is compared",
+                where=str(dump.root),
+                found="steps {steps}, ranks {ranks}",
+                do="give a run with the steps and ranks of the golden one",
+                side=side,
+                steps=", ".join(str(s.step) for s in dump.steps[:6]),
+                ranks=_listed(dump.steps),
+            )
 
 
 def _listed(steps: Sequence[StepFolder]) -> str:
@@ -207,12 +257,14 @@ def _listed(steps: Sequence[StepFolder]) -> str:
     return ", ".join(keys[:6]) + (", ..." if len(keys) > 6 else "")
 
 
-def _step_pairs(one: Dump, other: Dump, options: CompareOptions) -> list[tuple[StepFolder, StepFolder]]:
-    """Steps of one number; two single steps whatever their numbers."""
+def _step_pairs(
+    one: Dump, other: Dump, options: CompareOptions
+) -> tuple[list[tuple[StepFolder, StepFolder]], list[data.Problem]]:
+    """Steps of one number, two single steps whatever their numbers; and those that only one side has."""
     a = choose_steps(one.steps, options.steps, options.ranks)
     b = choose_steps(other.steps, options.steps, options.ranks)
     if len(a) == len(b) == 1:
-        return [(a[0], b[0])]
+        return [(a[0], b[0])], []
     by_number = {s.step: s for s in b}
     pairs = [(s, by_number[s.step]) for s in a if s.step in by_number]
     if not pairs:
@@ -225,70 +277,55 @@ def _step_pairs(one: Dump, other: Dump, options: CompareOptions) -> list[tuple[S
             target=", ".join(str(s.step) for s in a[:6]),
             golden=", ".join(str(s.step) for s in b[:6]),
         )
-    return pairs
+    return pairs, steps_apart(a, b, {s.step for s, _ in pairs})
 
 
-def _unreadable_ranks(a: StepFolder, b: StepFolder) -> list[data.RankPair]:
-    return [
-        data.RankPair(a.step, r.rank, *_keys(r, side), "missing", "" if r.problem == "missing" else str(link_error(r)))
-        for side, ranks in enumerate((a.ranks, b.ranks))
-        for r in ranks
-        if r.problem
-    ]
-
-
-def _rank_pairs(a: StepFolder, b: StepFolder) -> tuple[list[Pairing], list[data.RankPair]]:
+def _rank_pairs(a: StepFolder, b: StepFolder) -> tuple[list[Pairing], list[data.RankPair], list[data.Problem]]:
     """Ranks by number; a process folder with the only other rank there is."""
     readable = [[r for r in side.ranks if not r.problem] for side in (a, b)]
     if len(readable[0]) == len(readable[1]) == 1:
-        return [(readable[0][0], readable[1][0], None)], []
+        return [(readable[0][0], readable[1][0], None)], [], []
     partners = {r.rank: r for r in readable[1] if r.rank is not None}
     pairs: list[Pairing] = [(r, partners.pop(r.rank), None) for r in readable[0] if r.rank in partners]
     paired = {r.key for r, _, _ in pairs}
-    alone = [data.RankPair(a.step, r.rank, r.key, "", "missing") for r in readable[0] if r.key not in paired]
-    alone += [data.RankPair(b.step, r.rank, "", r.key, "missing") for r in partners.values()]
-    return pairs, alone
+    left = [r for r in readable[0] if r.key not in paired]
+    right = [r for r in readable[1] if r.rank is None or r.rank in partners]
+    alone = [data.RankPair(a.step, r.rank, r.key, "", "missing") for r in left]
+    alone += [data.RankPair(b.step, r.rank, "", r.key, "missing") for r in right]
+    return pairs, alone, [*lonely_ranks(0, left, b, a.step), *lonely_ranks(1, right, a, a.step)]
 
 
-def _keys(rank: RankFolder, side: int) -> tuple[str, str]:
-    return (rank.key, "") if side == 0 else ("", rank.key)
-
-
-def _same_rank(dump: Dump | None, step: int | None, like: RankFolder) -> RankFolder | None:
-    if dump is None:
-        return None
-    steps = [s for s in dump.steps if s.step == step] or list(dump.steps[:1])
-    ranks = [r for r in steps[0].ranks if not r.problem]
-    return next((r for r in ranks if r.rank == like.rank), ranks[0] if len(ranks) == 1 else None)
+def _same_rank(dump: Dump, step: int | None, steps: int, like: RankFolder) -> RankFolder | None:
+    """The rank of a further run: of the same step, or of its only one where one is compared."""
+    found = next((s for s in dump.steps if s.step == step), None)
+    if found is None and len(dump.steps) == steps == 1:
+        found = dump.steps[0]
+    ranks = [r for r in found.ranks if not r.problem] if found else []
+    return next((r for r in ranks if r.rank == like.rank), ranks[0] if len(ranks) == 1 and like.rank is None else None)
 
 
 # --- the conclusion --------------------------------------------------------------------------------------------------
 
 
 def conclude(
-    one: Dump, other: Dump, outcomes: Sequence[RankOutcome], alone: Sequence[data.RankPair]
+    one: Dump,
+    other: Dump,
+    read: Sequence[RankOutcome],
+    alone: Sequence[data.RankPair] = (),
+    problems: Sequence[data.Problem] = (),
 ) -> data.CompareResult:
-    """One result of all ranks."""
-    read = [o for o in outcomes if o.pair.status != "unreadable"]
-    if not read:
-        raise NumprobeError(
-            "E-CMP-003",
-            "no pair of ranks could be read",
-            where=f"{one.root}, {other.root}",
-            found="{reason}",
-            do="check that both folders hold dump.json files that you may read",
-            reason=outcomes[0].pair.note if outcomes else "",
-        )
+    """One result of all ranks: those that were compared, and what is known of the others."""
     settle_copies(read)
     counts: Counter[str] = Counter(dict.fromkeys(data.VERDICTS, 0))
     for outcome in read:
         counts.update(outcome.pair.counts)
     findings, later = _of_first_step(_collapsed(_without_received([f for o in read for f in o.findings])))
-    compared, recorded = sum(o.pair.compared for o in read), sum(o.recorded for o in read)
+    judged, recorded = sum(o.judged for o in read), sum(o.recorded for o in read)
     levels = {o.levels for o in read if o.levels[0] != o.levels[1]}
     notes = [f"levels:{a}:{b}" for a, b in sorted(levels)] + list(dict.fromkeys(n for o in read for n in o.notes))
-    coverage = 2 * compared / recorded if recorded else 0.0
-    premise = _premise(findings, compared, coverage, bool(levels))
+    problems = [*problems, *(p for o in read for p in o.problems)]
+    problems.sort(key=lambda p: list(data.PREMISES).index(p.premise) if p.premise else len(data.PREMISES))
+    premise = _premise(findings, sum(o.pair.compared for o in read), problems)
     if any(o.parts for o in read):
         premise, findings = "parts", []
     failed = any(f.severity == "error" for f in findings)
@@ -300,26 +337,27 @@ def conclude(
         mode=modes.pop() if len(modes) == 1 else "mixed",
         target=str(one.root),
         golden=str(other.root),
-        coverage=round(min(coverage, 1.0), 4),
+        coverage=round(min(2 * judged / recorded if recorded else 0.0, 1.0), 4),
         counts=dict(counts),
         findings=findings,
-        ranks=sorted([*(o.pair for o in outcomes), *alone], key=lambda r: (r.step or 0, r.rank or 0, r.target)),
+        ranks=sorted([*(o.pair for o in read), *alone], key=lambda r: (r.step or 0, r.rank or 0, r.target)),
         heat=_heat(read),
         dtypes=list(dict.fromkeys(d for o in read for d in o.dtypes)),
         notes=notes,
         detection_limit=max(limits) if limits else None,
         more_findings=sum(o.more_findings for o in read) + later,
+        problems=problems,
     )
 
 
-def _premise(findings: Sequence[data.Finding], compared: int, coverage: float, levels: bool) -> str:
-    """Why nothing can be blamed: the inputs of the two runs differ, or too little of them was compared."""
+def _premise(findings: Sequence[data.Finding], compared: int, problems: Sequence[data.Problem]) -> str:
+    """Why nothing can be blamed, or said to agree: the inputs of the two runs differ, or something was not compared."""
     if not compared:
         return "nothing_compared"
     first = next((f for f in findings if f.severity == "error"), None)
     if first is not None:
         return "inputs_differ" if first.cause == "input" else ""
-    return "coverage" if coverage < ENOUGH and not levels else ""
+    return premise_of(problems)
 
 
 def _without_received(findings: list[data.Finding]) -> list[data.Finding]:

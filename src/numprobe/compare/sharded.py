@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from numprobe.align.leaves import LeafPairs
 from numprobe.align.shards.grid import sort_ranks
 from numprobe.align.shards.joined import JoinedCalls
+from numprobe.align.shards.likeness import replicas
 from numprobe.align.shards.merged import MergedCalls
 from numprobe.align.shards.signature import Signature, read_signature
 from numprobe.align.shards.split import split_of
@@ -22,6 +23,7 @@ from numprobe.align.shards.spread import CASES, UNKNOWN
 from numprobe.align.shards.unit import Group, Unit
 from numprobe.compare import result as data
 from numprobe.compare.measure import REASON
+from numprobe.compare.problems import unpaired, unreadable
 from numprobe.execution.executor import choose
 from numprobe.formats.layout import RankFolder, StepFolder
 from numprobe.formats.msprobe.values import ValueTable
@@ -41,9 +43,9 @@ def same_size(a: StepFolder, b: StepFolder) -> bool:
 
 def fit_ranks(
     a: StepFolder, b: StepFolder, cache_to: Path | None, jobs: int | None
-) -> tuple[list[Pairing], list[data.RankPair]] | None:
-    """Ranks, or groups of ranks, that belong together in a step; and those that have no partner. None: nothing says that the
-    ranks hold parts of each other, so that their numbers count.
+) -> tuple[list[Pairing], list[data.RankPair], list[data.Problem]] | None:
+    """Ranks, or groups of ranks, that belong together in a step; those that have no partner; and what is told of these. None:
+    nothing says that the ranks hold parts of each other, so that their numbers count.
 
     Raises:
         NumprobeError: E-CMP-004 the ranks hold parts of a model, and do not fit together.
@@ -54,18 +56,19 @@ def fit_ranks(
     found = dict(choose(jobs, len(ranks), size)(_try_signature, [(rank, cache_to) for rank in ranks]))
     known = {i: (rank, s) for i, rank in enumerate(ranks) if isinstance(s := found[i], Signature)}
     one, other = ([k for i, k in known.items() if (i < len(sides[0])) == first] for first in (True, False))
-    unread = [
-        data.RankPair(a.step, rank.rank, *((rank.key, "") if i < len(sides[0]) else ("", rank.key)), "unreadable", s)
-        for i, rank in enumerate(ranks)
-        if isinstance(s := found[i], str)
-    ]
+    unread, problems = [], []
+    for i, rank in enumerate(ranks):
+        if isinstance(error := found[i], NumprobeError):
+            side, keys = ("target", (rank.key, "")) if i < len(sides[0]) else ("golden", ("", rank.key))
+            unread.append(data.RankPair(a.step, rank.rank, *keys, "unreadable", str(error)))
+            problems.append(unreadable(error, [(side, rank)], a.step, rank))
     if not one or not other or (grid := sort_ranks(one, other)).by_number:
         return None
     if not grid.units:
         raise NumprobeError(
             "E-CMP-004",
             "the ranks of the two dumps cannot be fitted together",
-            where=f"{a.folder}, {b.folder}",
+            where=", ".join(p.file for p in problems[:3]) or f"{a.folder}, {b.folder}",
             found="of {unread} ranks nothing could be read: {reason}"
             if unread
             else "{target} and {golden} ranks, whose parameters are no parts of each other, or some of their group are missing",
@@ -77,15 +80,23 @@ def fit_ranks(
         )
     alone = [data.RankPair(a.step, r.rank, r.key, "", "missing") for r in grid.alone[0]]
     alone += [data.RankPair(b.step, r.rank, "", r.key, "missing") for r in grid.alone[1]]
-    return [_pairing(unit) for unit in grid.units], [*alone, *unread]
+    for number, known_here in enumerate((one, other)):
+        asked = (b, a)[number].asked
+        named = [rank for rank in grid.alone[number] if asked is None or rank.rank in asked]
+        left = {rank.key for rank in grid.alone[number]}
+        used = [s for rank, s in known_here if rank.key not in left and s.parameters]
+        copies = {rank.key for rank, s in known_here if rank.key in left and any(replicas(u, s) for u in used)}
+        problems += unpaired("copy", number, a.step, (r for r in named if r.key in copies))
+        problems += unpaired("unpaired", number, a.step, (r for r in named if r.key not in copies))
+    return [_pairing(unit) for unit in grid.units], [*alone, *unread], problems
 
 
-def _try_signature(place: tuple[RankFolder, Path | None]) -> Signature | str:
+def _try_signature(place: tuple[RankFolder, Path | None]) -> Signature | NumprobeError:
     """The signature of a rank, or why it cannot be read."""
     try:
         return read_signature(place)
     except NumprobeError as error:
-        return str(error)
+        return error
 
 
 def refuse_other_runs(unit: Unit | None, *, given: bool) -> None:
@@ -185,6 +196,8 @@ class Outcome(Protocol):
     findings: list[data.Finding]
     heat: list[data.Cell]
     recorded: int
+    judged: int
+    problems: list[data.Problem]
 
 
 def settle_copies(outcomes: Sequence[Outcome]) -> None:
@@ -211,7 +224,8 @@ def settle_copies(outcomes: Sequence[Outcome]) -> None:
 
 def _leave_parameters(outcome: Outcome) -> None:
     outcome.findings = [f for f in outcome.findings if f.cause == "parameter"]
-    outcome.heat, outcome.recorded = [], 0
+    outcome.heat, outcome.recorded, outcome.judged = [], 0, 0
+    outcome.problems = [p for p in outcome.problems if p.kind != "little"]
     outcome.pair = msgspec.structs.replace(outcome.pair, note=OTHER_BATCH, compared=0, counts={})
 
 

@@ -142,7 +142,9 @@ class RankDump:
     def tree(self) -> ModuleTree:
         place = self.place
         return (
-            ModuleTree(problem="outside") if place.construct.name in place.outside else read_construct(place.construct)
+            ModuleTree(problem="outside", damage="outside")
+            if place.construct.name in place.outside
+            else read_construct(place.construct)
         )
 
     @cached_property

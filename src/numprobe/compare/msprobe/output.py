@@ -49,6 +49,11 @@ class Compat:
         key = self.key(rank) if self.by_rank else ""
         return folder, result_name(self.stamp, rank=key, debug=rank.file == DUMP_FILES[1])
 
+    def has(self, step: int | None, rank: RankFolder) -> bool:
+        """Is the result of this rank there, from before?"""
+        folder, name = self.place(step, rank)
+        return any(folder.glob(f"{name}*"))
+
     def key(self, rank: RankFolder) -> str:
         """``rank3``, or the name of a process folder; a single file is rank 0."""
         if rank.rank is None:

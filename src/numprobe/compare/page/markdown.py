@@ -23,7 +23,7 @@ def render_markdown(result: CompareResult, lang: str) -> str:
     ]
     if result.detection_limit is not None:
         lines += ["", say(lang, "screen.limit_text", limit=result.detection_limit)]
-    for note in view.notes(result):
+    for note in view.limits(result):
         lines += ["", joined(CATALOGUE.pieces(lang, note.key, note.values))]
     steps = view.next_steps(result)
     if steps:

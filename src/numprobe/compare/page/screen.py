@@ -13,6 +13,7 @@ from numprobe.report.terminal import Cell, Style, columns, joined, pad, printabl
 
 SYMBOLS = {"fail": "error", "pass": "pass", "inconclusive": "undecided"}
 MOST_FRAMES = 2
+MOST_LIMITS = 8
 
 
 def render_terminal(result: CompareResult, lang: str, style: Style, report_path: str, *, most: int = 5) -> str:
@@ -28,6 +29,7 @@ def render_terminal(result: CompareResult, lang: str, style: Style, report_path:
         wrap(sentence, style.width, f"{symbol} ", " " * (columns(symbol) + 1)),
         _facts(result, first, lang, style),
         _leaves(view.cited(first), lang, style) if first else [],
+        _limits(result, lang, style),
         _others(result.findings[1:], lang, style, most - 1, result.more_findings),
         _next(result, lang, style),
     ]
@@ -57,6 +59,15 @@ def _facts(result: CompareResult, first: Finding | None, lang: str, style: Style
     lines: list[str] = []
     for key, text in rows:
         lines += wrap(text, style.width, f"  {pad(say(lang, key), width)}  ", " " * (width + 4))
+    return lines
+
+
+def _limits(result: CompareResult, lang: str, style: Style) -> list[str]:
+    """What was not compared, or otherwise than one would think."""
+    lines: list[str] = []
+    for said in view.limits(result)[:MOST_LIMITS]:
+        text = joined(CATALOGUE.pieces(lang, said.key, said.values), style)
+        lines += wrap(text, style.width, f"{style.symbol('warning')} ", "  ")
     return lines
 
 
@@ -129,6 +140,9 @@ def render_json_line(result: CompareResult, out: str, *, ascii_only: bool = Fals
         "detection_limit": result.detection_limit,
         "findings": [_brief(f) for f in result.findings],
         "not_compared": view.unread(result),
+        "problems": [
+            {"kind": p.kind, "side": p.side, "step": p.step, "rank": p.rank, "file": p.file} for p in result.problems
+        ],
         "notes": result.notes,
     }
     return json.dumps(plain(content), ensure_ascii=ascii_only)

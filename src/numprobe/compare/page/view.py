@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from numprobe.compare.messages import say
-from numprobe.compare.result import CompareResult, Finding, Leaf
+from numprobe.compare.messages import CATALOGUE, say
+from numprobe.compare.result import PREMISES, CompareResult, Finding, Leaf, Problem
 from numprobe.record.names import parse_name
 from numprobe.report import numbers
+from numprobe.report.messages import fields
+from numprobe.report.terminal import printable
 
 SHOWN_CASES = ("split", "replicated", "partial", "diverged")  # of leaves that ranks share
 GAPS = ("gap", "operator_missing", "operator_extra", "operator_differs")
@@ -24,8 +26,10 @@ class Said:
 
 def headline(result: CompareResult) -> Said:
     """The sentence behind the verdict."""
-    if result.premise in ("coverage", "nothing_compared", "parts"):
-        return Said(f"headline.{result.premise}", {"coverage": result.coverage})
+    if result.premise in PREMISES:
+        return problems(result)[0]
+    if result.premise in ("nothing_compared", "parts"):
+        return Said(f"headline.{result.premise}")
     if result.findings:
         return sentence(result.findings[0])
     compared = sum(pair.compared for pair in result.ranks)
@@ -59,7 +63,8 @@ def sentence(f: Finding) -> Said:
         return Said(
             f"headline.parameter.{f.reason}" if f.reason else "headline.parameter", {**values, "parameter": f.parameter}
         )
-    key = f"headline.{f.cause}.{f.reason}" if f.reason and f.cause in ("introduced", "input") else f"headline.{f.cause}"
+    own = f.reason and (f.cause in ("introduced", "input") or (f.cause, f.reason) == ("layout", "kind"))
+    key = f"headline.{f.cause}.{f.reason}" if own else f"headline.{f.cause}"
     return Said(key, values)
 
 
@@ -86,6 +91,27 @@ def notes(result: CompareResult) -> list[Said]:
         elif kind == "order":
             said.append(Said("note.order", {"parameter": values[1], "groups": int(values[2])}))
     return said
+
+
+def problems(result: CompareResult) -> list[Said]:
+    """What the comparison lacks, those that leave no verdict first; problems of one kind on one side are told once."""
+    groups: dict[tuple[str, str], list[Problem]] = {}
+    for problem in result.problems:
+        groups.setdefault((problem.kind, problem.side), []).append(problem)
+    said = []
+    for (kind, side), group in groups.items():
+        first = group[0]
+        values = {**first.values, "side": side, "rank": first.rank, "file": first.file, "more": len(group) - 1 or None}
+        needed, optional = fields(CATALOGUE.templates("en")[f"problem.{kind}"])
+        shown = {name: printable(v) if isinstance(v, str) else v for name, v in values.items()}
+        said.append(Said(f"problem.{kind}", {n: v for n, v in shown.items() if n in needed | optional}))
+    return said
+
+
+def limits(result: CompareResult) -> list[Said]:
+    """What is told beside the headline: problems and notes."""
+    told = problems(result)
+    return [*(told[1:] if result.premise in PREMISES else told), *notes(result)]
 
 
 def place(f: Finding, lang: str) -> str:

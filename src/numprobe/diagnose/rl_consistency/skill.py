@@ -17,6 +17,7 @@ from numprobe.align.leaves import pair_leaves
 from numprobe.align.roles.given import NOTHING_GIVEN, Given, given_roles, read_rows
 from numprobe.align.roles.pairing import both_sides, pair_places
 from numprobe.align.roles.side import RoleSide
+from numprobe.align.roles.stages import whole_models
 from numprobe.compare.judge import judge
 from numprobe.compare.measure import NOTHING, measure
 from numprobe.compare.tensors import measure_tensors
@@ -91,9 +92,9 @@ def _given(mapping: str, ranks: Sequence[Sequence[Calls]]) -> Given:
 
 
 def _ranks(dump: Dump, options: RlOptions) -> list[Calls]:
-    """The readable ranks of the first step that was asked for."""
+    """The readable ranks of the first step that was asked for, stages of a pipeline as whole models."""
     step = choose_steps(dump.steps, options.steps, options.ranks)[0]
-    return [read_calls(dump.rank(rank)) for rank in step.ranks if not rank.problem]
+    return whole_models([read_calls(dump.rank(rank)) for rank in step.ranks if not rank.problem])
 
 
 def _need_modules(dump: Dump, side: RoleSide) -> None:

@@ -27,13 +27,14 @@ class ModuleTree:
     """Parents by record name, as construct.json gives them; empty where the file is absent, unreadable or L1.
 
     ``micro_step`` holds the micro-batch of a record where the collector had patched the pipeline schedule. ``problem`` is one
-    of :data:`PROBLEMS` where the file is there and nothing of it could be read.
+    of :data:`PROBLEMS` where the file is there and nothing of it could be read, ``damage`` one where some of it could.
     """
 
     parents: dict[str, str | None] = field(default_factory=dict)
     micro_step: dict[str, int] = field(default_factory=dict)
     present: bool = False
     problem: str = ""
+    damage: str = ""
 
     def chain(self, name: str) -> list[str]:
         """The record and its ancestors, innermost first; ends at a root or where a name repeats."""
@@ -51,14 +52,14 @@ def read_construct(path: Path) -> ModuleTree:
     """Parents from construct.json. An absent or unreadable file gives an empty tree: nothing depends on it alone."""
     raw, problem = _content(path)
     if raw is None:
-        return ModuleTree(problem=problem)
+        return ModuleTree(problem=problem, damage=problem)
     try:
         return ModuleTree(_PLAIN.decode(raw), {}, True)  # as the collector writes it without Megatron
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         pass
-    content, problem = _object(raw)
-    if problem:
-        return ModuleTree(problem=problem)
+    content, damage = _object(raw)
+    if damage and not content:
+        return ModuleTree(problem=damage, damage=damage)
     parents: dict[str, str | None] = {}
     micro: dict[str, int] = {}
     for name, value in content.items():
@@ -70,19 +71,21 @@ def read_construct(path: Path) -> ModuleTree:
             if len(value) > 1 and type(value[1]) is int:
                 micro[name] = value[1]
         parents[name] = parent if isinstance(parent, str) and parent != name else None
-    return ModuleTree(parents, micro, True)
+    return ModuleTree(parents, micro, True, damage=damage)
 
 
 class Stacks(Mapping[str, list[str]]):
     """Frames by record name, innermost first; both layouts (``{"0": [[names], [frames]]}`` and ``{name: [frames]}``).
 
     Looking up one name decodes the one group that holds it: files of a hundred megabytes are common, and few stacks are
-    ever asked for. ``problem`` is one of :data:`PROBLEMS` where the file is there and nothing of it could be read.
+    ever asked for. ``problem`` is one of :data:`PROBLEMS` where the file is there and nothing of it could be read,
+    ``damage`` one also where some of it could.
     """
 
-    def __init__(self, groups: dict[str, msgspec.Raw], problem: str = "") -> None:
+    def __init__(self, groups: dict[str, msgspec.Raw], damage: str = "") -> None:
         self._groups = groups
-        self.problem = problem
+        self.damage = damage
+        self.problem = "" if groups else damage
 
     def __getitem__(self, name: str) -> list[str]:
         spellings = [json.dumps(name, ensure_ascii=ascii_).encode("utf-8", "replace") for ascii_ in (True, False)]
@@ -140,12 +143,12 @@ def read_stacks(path: Path) -> Stacks:
     try:
         return Stacks(_GROUPS.decode(raw))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        content, problem = _readable(raw)
-        return Stacks({name: msgspec.Raw(msgspec.json.encode(group)) for name, group in content.items()}, problem)
+        content, damage = _readable(raw)
+        return Stacks({name: msgspec.Raw(msgspec.json.encode(group)) for name, group in content.items()}, damage)
 
 
 def _object(raw: bytes) -> tuple[dict[str, Any], str]:
-    """The object in a file, and the problem as of :func:`_readable`."""
+    """The object in a file, and the damage as of :func:`_readable`."""
     try:
         content = msgspec.json.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -166,18 +169,18 @@ def _content(path: Path) -> tuple[bytes | None, str]:
 
 
 def _readable(raw: bytes) -> tuple[dict[str, Any], str]:
-    """The members before the damage; the problem where there are none."""
+    """The members before the damage, and which damage: one of :data:`PROBLEMS`."""
     text = raw.decode("latin-1")
     begin = skip_space(text, 0)
     if text[begin : begin + 1] != "{":
         return {}, "json"
     found: dict[str, Any] = {}
-    problem = ""
+    damage = ""
     try:
         for member in iterate_members(text, begin + 1):
             found[member.name] = decode_member(raw[member.start : member.end])
     except Stop as stop:
-        problem = {TOO_DEEP: "deep", "truncated": "cut"}.get(stop.damage.reason, "json")
+        damage = {TOO_DEEP: "deep", "truncated": "cut"}.get(stop.damage.reason, "json")
     except UndecodableMember as error:
-        problem = "deep" if str(error) == TOO_DEEP else "json"
-    return found, "" if found else problem
+        damage = "deep" if str(error) == TOO_DEEP else "json"
+    return found, damage
