@@ -155,7 +155,8 @@ def test_a_parameter_of_a_shape_that_no_tensor_has(tmp_path: Path) -> None:
         )
         for n, leaf in (("t", {**tensor(Y), "shape": [10**30, 8]}), ("g", tensor(Y)))
     ]
-    assert compared(*sides).counts["incomparable"] == 1
+    [finding] = compared(*sides).findings
+    assert (finding.cause, finding.reason, finding.parameter) == ("parameter", "shape", "a.weight")
 
 
 @pytest.mark.parametrize("figure", ["Mean", "Norm"])

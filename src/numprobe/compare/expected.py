@@ -16,6 +16,7 @@ WARNING, ERROR = 4.0, 16.0  # rho: found over expected
 CONTEXT = 32  # clean outputs that show how far the two runs are apart at this depth
 SMALL = 16  # tensors of fewer elements are figures: a sum that cancels may lose all its digits
 LARGE = 0.5  # relative: no few tokens make such a difference
+FEW = 16  # elements that may go the other way by chance, however small the error
 FLOOR = 4 * UNIT_ROUNDOFF_FP32  # two correct implementations in fp32 differ by a few units in the last place
 
 
@@ -104,10 +105,12 @@ class Expectation:
             total += part * part
         return math.sqrt(total)
 
-    def rho(self, row: int, expected: float) -> float:
-        """What was found over what was expected, the worst of all figures."""
+    def rho(self, row: int, expected: float, flipped: bool = False) -> float:
+        """What was found over what was expected, the worst of all figures. Where elements are known to have gone the other way
+        (``flipped``), single ones say nothing."""
         if self.by[row] == DIGEST and self.differs[row]:
             return math.inf
+        allowed = self.is_allowed(row)
         if row in self.allowed.baseline:
             expected = self.allowed.baseline[row] / WARNING + self.rounding[row]
         if row in self.allowed.noise:
@@ -116,14 +119,38 @@ class Expectation:
         if self.from_tensors[row]:
             worst = _ratio(self.error[row], expected)
             if n >= SMALL:
-                single = expected * math.sqrt(2 * math.log(n)) + self.bound[row] / 2
-                worst = max(worst, _ratio(self.local[row], single))
+                if not flipped:
+                    single = expected * math.sqrt(2 * math.log(n)) + self.bound[row] / 2
+                    worst = max(worst, _ratio(self.local[row], single))
+                norm, mean = (
+                    (0.0, 0.0) if allowed else self._sums(row)
+                )  # other runs show how much, not that it is random
+                share = expected / n**0.25 + FLOOR
+                worst = max(worst, _ratio(norm, share + expected * expected / 2), _ratio(mean, share))
             return worst
         share, stat = expected / n**0.25 if n > 1 else expected, self.stat[row] / WARNING
         norm = _ratio(self.d_norm[row], share + expected * expected / 2 + stat)
         mean = _ratio(self.d_mean[row], share + stat)
         extreme = _ratio(self.d_extreme[row], 2 * expected + self.bound[row] / 4)
         return max(norm, mean, extreme)
+
+    def is_allowed(self, row: int) -> bool:
+        """Do other runs show what this row may differ by?"""
+        return row in self.allowed.baseline or row in self.allowed.noise
+
+    def _sums(self, row: int) -> tuple[float, float]:
+        """d_norm and d_mean from the tensors: what all elements have in common shows there first."""
+        details = self.details[row]
+        norm = details.golden.norm
+        return abs(details.target.norm - norm) / norm if norm else 0.0, abs(details.mean_error)
+
+    def more_than_kinks(self, row: int, expected: float) -> bool:
+        """Has more changed than the few elements near a kink, which go the other way there? Of a relative error e about e of all
+        elements do, and a few by chance: the median element stays, and so do norm and mean within a few e."""
+        few = WARNING * expected + FEW / max(self.numel[row], 1.0)
+        if self.from_tensors[row]:
+            return self.details[row].p50 > WARNING * expected or max(self._sums(row)) > few
+        return max(self.d_norm[row], self.d_mean[row]) > few + self.stat[row]
 
     def everywhere(self, row: int, expected: float) -> bool:
         """Is most of the tensor off? A routing decision that went the other way moves a few tokens only: the median element
@@ -138,7 +165,7 @@ class Expectation:
         and the norm neither: twice that is an error."""
         if self.by[row] == DIGEST and self.differs[row]:
             return math.inf
-        if row in self.allowed.baseline or row in self.allowed.noise:
+        if self.is_allowed(row):
             return self.rho(row, self.rounding[row])
         bound = self.bound[row] or 2 * UNIT_ROUNDOFF_FP32
         if self.from_tensors[row]:

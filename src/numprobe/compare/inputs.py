@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-from numprobe.compare.expected import ERROR, WARNING
+from numprobe.compare.expected import ERROR, FLOOR, WARNING
 from numprobe.compare.ledger import FAIL, FLIPPED, INCOMPARABLE, TAINTED, UNMATCHED, WARN, Ledger
-from numprobe.compare.measure import DIGEST, INTEGER, NOTHING, PLAIN, REASON
+from numprobe.compare.measure import DIGEST, INTEGER, NOTHING, PLAIN, REASON, REASONS
 from numprobe.metrics.gains import PARAMETER_NAMES, PARAMETER_SLOTS
-from numprobe.record.trace import INPUT, PARAMETER
+from numprobe.record.trace import INPUT, OUTPUT, PARAMETER
 
 ADDENDS = ("addbmm", "addmm", "addmv", "addr", "baddbmm", "sspaddmm")  # beta * input + alpha * a b
 
@@ -59,7 +59,9 @@ def _parameter(book: Ledger, pair: int, row: int, signature: object) -> int:
             book.mark(row, known, FAIL, "parameter")
         return known
     known = -1
-    if book.reason[row]:
+    if book.reason[row] == REASON["shape"] or (book.reason[row] == REASON["kind"] and book.lacks_tensor(row)):
+        known = book.new("parameter", REASONS[book.reason[row]], pair, row, FAIL, math.inf)
+    elif book.reason[row]:
         book.verdict[row] = INCOMPARABLE
     elif book.nonfinite[row]:
         known = book.new("parameter", "nonfinite", pair, row, FAIL, math.inf)
@@ -81,7 +83,7 @@ def _traced(book: Ledger, pair: int, row: int) -> int:
     if maker >= 0 and book.state[maker] == TAINTED:
         book.hand_on(row, book.cause[maker])
         return book.cause[maker]
-    if book.reason[row] == REASON["shape"] or book.reason[row] == REASON["kind"]:
+    if book.reason[row] == REASON["shape"] or (book.reason[row] == REASON["kind"] and book.lacks_tensor(row)):
         return shape_differs(book, pair, row, maker)
     if book.reason[row]:
         if maker < 0 and book.findings and book.reason[row] == REASON["partial"]:
@@ -98,23 +100,58 @@ def _traced(book: Ledger, pair: int, row: int) -> int:
         return _gap(book, pair, row, "nonfinite", math.inf)
     if maker >= 0 and book.state[maker] == FLIPPED:
         book.state[row] = FLIPPED
-    base = max(
-        book.error[maker] if maker >= 0 and book.error[maker] == book.error[maker] else 0.0, book.expect.context()
-    )
+    base = max(_error_before(book, row, maker), book.expect.context())
     expected = book.expect.handed_on(row, base)
     rho = book.rate(row, expected)
     if maker < 0 and book.findings and book.error[row] > 0:  # behind a finding, through something that was not recorded
         book.hand_on(row, len(book.findings) - 1)
         return book.cause[row]
+    if maker < 0 and _changed_alone(book, row):
+        return _gap(book, pair, row, "introduced", rho)
     if rho <= WARNING:
-        return -1
-    if rho <= ERROR:
-        book.verdict[row] = WARN
         return -1
     if book.state[row] == FLIPPED or (book.first_flip < pair and not book.expect.everywhere(row, expected)):
         book.flip(row)
         return -1
-    return _gap(book, pair, row, "introduced", rho)
+    if book.expect.backward and not book.expect.more_than_kinks(row, expected):  # behind a clamp that was not recorded
+        book.flip(row)
+        return -1
+    if book.is_error(row):
+        return _gap(book, pair, row, "introduced", rho)
+    book.verdict[row] = WARN
+    return -1
+
+
+def _error_before(book: Ledger, row: int, maker: int) -> float:
+    """The error that this tensor had when a call made it. Of a gradient that no recorded call made, that of what the
+    last one made in this size: elements that went the other way there may have come through something not recorded."""
+    made = [maker] if maker >= 0 else []
+    if maker < 0 and book.last >= 0 and book.expect.backward:
+        size = book.expect.numel[row]
+        made = [r for r in book.rows(book.last) if book.role[r] == OUTPUT and book.expect.numel[r] == size]
+    return max((e for r in made if (e := book.error[r]) == e and book.state[r] != TAINTED), default=0.0)
+
+
+def _changed_alone(book: Ledger, row: int) -> bool:
+    """Did the step to this input change the tensor of the target, while that of the golden run stayed what a recorded call had
+    made? Inside of one run there is no noise: only a cast may lie between."""
+    maker = book.made_golden.get(book.golden_signature[row], -1)
+    if (
+        maker < 0
+        or not book.both(maker)
+        or book.state[maker] == TAINTED
+        or book.reason[maker]
+        or book.expect.is_allowed(row)
+    ):
+        return False
+    figures = book.target.values.figures
+    before, now = float(figures[book.t[maker], 3]), float(figures[book.t[row], 3])
+    if not before > 0 or not now > 0:
+        return False
+    change = abs(now - before) / before
+    size = max(book.expect.numel[row], 1.0)
+    allowed = ERROR * (max(book.rounding[row], book.rounding[maker], FLOOR) / size**0.25 + book.expect.stat[row])
+    return change > allowed and book.expect.d_norm[row] > change / 2
 
 
 def _discrete_input(book: Ledger, pair: int, row: int, maker: int) -> int:
@@ -131,14 +168,25 @@ def _discrete_input(book: Ledger, pair: int, row: int, maker: int) -> int:
     if book.findings:
         book.hand_on(row, len(book.findings) - 1)
         return book.cause[row]
-    if book.by[row] == DIGEST and book.compared_outputs:
+    if (book.by[row] == DIGEST and book.compared_outputs) or _made_alone(book, row):
         return _gap(book, pair, row, "introduced", math.inf)
     return book.new("input", "", pair, row, FAIL, math.inf)
 
 
+def _made_alone(book: Ledger, row: int) -> bool:
+    """Did a call that only one side has make this tensor?"""
+    ours, theirs = book.signature[row], book.golden_signature[row]
+    return any(
+        (ours is not None and book.signature[r] == ours) or (theirs is not None and book.golden_signature[r] == theirs)
+        for pair in book.missing
+        for r in book.rows(pair)
+        if book.role[r] == OUTPUT
+    )
+
+
 def _gap(book: Ledger, pair: int, row: int, cause: str, rho: float) -> int:
     """Something between the recorded calls changed this input: an operator that only one side has, or none recorded."""
-    if not book.compared_outputs and cause == "introduced":
+    if not book.compared_outputs and cause == "introduced" and not _made_alone(book, row):
         return book.new("input", "", pair, row, FAIL, rho)
     sides = {book.side(p) for p in book.missing}
     reason = "operator_missing" if sides == {"golden"} else "operator_extra" if sides == {"target"} else "gap"
@@ -164,7 +212,8 @@ def shape_differs(book: Ledger, pair: int, row: int, maker: int) -> int:
         book.hand_on(row, len(book.findings) - 1)
         return book.cause[row]
     cause = "layout" if book.compared_outputs or book.role[row] != INPUT else "input"
-    found = book.new(cause, "shape", pair, row, FAIL, math.inf)
+    new = book.new if book.role[row] == INPUT else book.new_output
+    found = new(cause, REASONS[book.reason[row]], pair, row, FAIL, math.inf)
     book.verdict[row] = FAIL
     return found
 

@@ -12,7 +12,8 @@ from numprobe.align.leaves import LeafPairs
 from numprobe.align.records import RecordPairs
 from numprobe.compare.expected import ERROR, WARNING, Expectation
 from numprobe.compare.measure import DIGEST, FLOAT, INTEGER, NOTHING, Measures
-from numprobe.formats.msprobe.values import GIVEN
+from numprobe.formats.msprobe.values import GIVEN, ValueTable
+from numprobe.record.names import BACKWARD, FORWARD, OpName
 from numprobe.record.trace import PARAMETER
 
 PASS, WARN, FAIL, INCOMPARABLE, UNMATCHED = "pass", "warning", "error", "incomparable", "unmatched"
@@ -43,8 +44,9 @@ class Finding:
 class Ledger:
     """Columns as lists, for a loop that looks at single rows.
 
-    ``made`` has, by signature, the row of the tensor that was made last; ``missing`` the record pairs without partner since
-    ``last``, the last pair that was compared.
+    ``made`` has, by signature, the row of the tensor that was made last, ``made_golden`` the same by that of the golden run;
+    ``missing`` the record pairs without partner since ``last``, the last pair that was compared; ``odd`` outputs that are a
+    tensor on one side only, and no error by themselves.
     """
 
     def __init__(
@@ -66,7 +68,8 @@ class Ledger:
         self.differs, self.nonfinite = measures.differs.tolist(), measures.nonfinite.tolist()
         self.from_tensors = measures.from_tensors.tolist()
         self.role, self.path = self._slots()
-        self.signature = self._signatures()
+        self.signature = _signatures(target.values, self.t)
+        self.golden_signature = _signatures(golden.values, self.g)
         self.quiet = self._quiet_pairs(measures)
         self.verdict = [PASS] * n
         self.status = [""] * n
@@ -76,14 +79,21 @@ class Ledger:
         self.cause = [-1] * n
         self.findings: list[Finding] = []
         self.made: dict[object, int] = {}
+        self.made_golden: dict[object, int] = {}
         self.parameters = self._parameter_signatures()
         self.known_parameters: dict[object, int] = {}  # signature -> finding
         self.missing: list[int] = []
+        self.odd: list[tuple[int, int]] = []
         self.last = -1
         self.first_flip = len(records)  # the record pair where a near-tie first went the other way
         self.pair_of = {t: i for i, t in enumerate(records.target) if t >= 0}
+        self.pair_of_golden = {g: i for i, g in enumerate(records.golden) if g >= 0}
         self.compared_outputs = 0
-        self.kinds = {name: {op.kind for op in side.ops} for name, side in (("target", target), ("golden", golden))}
+        self.same_gradients = target.dump.index.info.grad_kind == golden.dump.index.info.grad_kind
+        self.kinds = {
+            name: {(op.kind, op.direction) for op in side.ops}
+            for name, side in (("target", target), ("golden", golden))
+        }
 
     # --- what the rows are ---------------------------------------------------------------------------------------
 
@@ -92,25 +102,6 @@ class Ledger:
         number_t, number_g = self.target.values.slot.tolist(), self.golden.values.slot.tolist()
         pairs = [slots_t[number_t[t]] if t >= 0 else slots_g[number_g[g]] for t, g in zip(self.t, self.g, strict=True)]
         return [role for role, _ in pairs], [path for _, path in pairs]
-
-    def _signatures(self) -> list[object]:
-        """By row, what tells a tensor of the target from others: its digest, else its figures and size; None where they say
-        nothing, as those of a tensor of zeros."""
-        values = self.target.values
-        figures = zip(*values.figures[:, (0, 1, 3)].T.tolist(), values.numel.tolist(), strict=True)
-        signatures: list[object] = [
-            None
-            if high == low and high in EVERYWHERE
-            else (high, low, norm, size)
-            if norm == norm and high == high
-            else _spelled(high, low, norm, size)
-            for high, low, norm, size in figures
-        ]
-        for row in np.flatnonzero(values.status[:, 0] != GIVEN).tolist():
-            signatures[row] = None
-        for row, digest in values.digests.items():
-            signatures[row] = digest
-        return [signatures[t] if t >= 0 else None for t in self.t]
 
     def _quiet_pairs(self, measures: Measures) -> list[bool]:
         """Record pairs in which nothing differs at all."""
@@ -143,6 +134,35 @@ class Ledger:
         """Which side has a record without partner."""
         return "golden" if self.records.target[pair] < 0 else "target"
 
+    def side_of(self, row: int) -> str:
+        """Which side has a row without partner."""
+        return "golden" if self.t[row] < 0 else "target"
+
+    def is_tensor(self, row: int) -> bool:
+        """Does a side that has this row have a tensor there?"""
+        return any(v.kinds[v.kind[i]][1] for v, i in self._values(row))
+
+    def lacks_tensor(self, row: int) -> bool:
+        """Is this a tensor, not of zeros, on one side, and None or nothing on the other?"""
+        sides = self._values(row)
+        tensors = [(v, i) for v, i in sides if v.kinds[v.kind[i]][1]]
+        if len(tensors) != 1 or any(v.scalars.get(i) is not None for v, i in sides):
+            return False
+        values, i = tensors[0]
+        return values.numel[i] != 0 and bool((values.figures[i, :2] != 0).any())
+
+    def _values(self, row: int) -> list[tuple[ValueTable, int]]:
+        sides = ((self.target.values, self.t[row]), (self.golden.values, self.g[row]))
+        return [(values, i) for values, i in sides if i >= 0]
+
+    def has_forward(self, pair: int) -> bool:
+        """Is the call paired that this backward record belongs to?"""
+        t, g = self.records.target[pair], self.records.golden[pair]
+        calls, i = (self.target, t) if t >= 0 else (self.golden, g)
+        forward = calls.position.get(forward_name(calls.ops[i]), -1)
+        at = self.pair_of.get(forward, -1) if t >= 0 else self.pair_of_golden.get(forward, -1)
+        return at >= 0 and self.records.target[at] >= 0 and self.records.golden[at] >= 0
+
     def maker(self, row: int) -> int:
         """The row of the recorded output that this tensor of the target is; -1 where nothing recorded made it."""
         signature = self.signature[row]
@@ -150,11 +170,18 @@ class Ledger:
 
     # --- what was found ------------------------------------------------------------------------------------------
 
-    def rate(self, row: int, expected: float) -> float:
+    def rate(self, row: int, expected: float, flipped: bool = False) -> float:
         """Note what was expected and found of a row; returns rho."""
-        rho = self.expect.rho(row, expected)
+        rho = self.expect.rho(row, expected, flipped)
         self.rho[row], self.expected[row] = rho, expected
         return rho
+
+    def is_error(self, row: int, argument: bool = False) -> bool:
+        """Is what was found of a row no noise? Where the call had another ``argument``, or a call that only one side has is just
+        before it, less is enough; but not of single elements."""
+        if self.rho[row] > ERROR:
+            return True
+        return bool(argument or self.missing) and self.expect.rho(row, self.expected[row], True) > WARNING
 
     def flip(self, row: int, status: str = "tie") -> None:
         """A near-tie went the other way here: no error, and no surprise further on."""
@@ -164,6 +191,16 @@ class Ledger:
         """From here on this row's tensor is the one with its signature."""
         if self.signature[row] is not None:
             self.made[self.signature[row]] = row
+        if self.golden_signature[row] is not None:
+            self.made_golden[self.golden_signature[row]] = row
+
+    def new_output(self, cause: str, reason: str, pair: int, row: int, severity: str, rho: float) -> int:
+        """As :meth:`new`, for an output: several that are wrong of one call are one finding."""
+        if not self.findings or self.findings[-1].pair != pair:
+            return self.new(cause, reason, pair, row, severity, rho)
+        self.rho[row] = rho
+        self.mark(row, len(self.findings) - 1, severity, "introduced")
+        return len(self.findings) - 1
 
     def new(self, cause: str, reason: str, pair: int, row: int, severity: str, rho: float, *, mark: bool = True) -> int:
         number = len(self.findings)
@@ -191,6 +228,32 @@ class Ledger:
         if self.error[row] == self.error[row]:
             rho = self.rate(row, self.expect.handed_on(row, self.expect.context()))
             self.verdict[row] = FAIL if rho > ERROR else WARN if rho > WARNING else PASS
+
+
+def forward_name(op: OpName) -> str:
+    """The name of the call that a record of its backward, or of gradients of its parameters, belongs to."""
+    if not op.is_module:
+        return op.name.removesuffix(BACKWARD) + FORWARD
+    return f"{op.prefix}.{op.path}.{op.api}.{FORWARD}.{op.call}"
+
+
+def _signatures(values: ValueTable, rows: list[int]) -> list[object]:
+    """By row, what tells a tensor of this side from others: its digest, else its figures and size; None where they say nothing,
+    as those of a tensor of zeros, and where this side has no such row."""
+    figures = zip(*values.figures[:, (0, 1, 3)].T.tolist(), values.numel.tolist(), strict=True)
+    signatures: list[object] = [
+        None
+        if high == low and high in EVERYWHERE
+        else (high, low, norm, size)
+        if norm == norm and high == high
+        else _spelled(high, low, norm, size)
+        for high, low, norm, size in figures
+    ]
+    for row in np.flatnonzero(values.status[:, 0] != GIVEN).tolist():
+        signatures[row] = None
+    for row, digest in values.digests.items():
+        signatures[row] = digest
+    return [signatures[row] if row >= 0 else None for row in rows]
 
 
 def _spelled(*figures: float) -> tuple[object, ...]:

@@ -47,7 +47,8 @@ _WORDS = {
         diagonal
         index_add index_copy copy detach identity unbind movedim swapaxes swapdims broadcast_to getitem setitem fill dropout
         npu_format_cast abs neg hardtanh relu6 zeros ones full zeros_like ones_like full_like arange linspace eye new_zeros
-        new_ones new_full tensor as_tensor scalar_tensor""",
+        new_ones new_full tensor as_tensor scalar_tensor max_pool1d max_pool2d max_pool3d adaptive_max_pool1d
+        adaptive_max_pool2d adaptive_max_pool3d clip fmax fmin threshold""",
     Family.SUM: "add sub rsub sum mean cumsum addcmul addcdiv lerp iadd isub radd add_rmsnorm var std",
     Family.PRODUCT: """mul div truediv true_divide rmul rtruediv imul itruediv pow rpow sqrt rsqrt reciprocal square prod outer
         kron""",
@@ -66,13 +67,20 @@ _WORDS = {
     Family.LOSS: """cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss kl_div binary_cross_entropy
         binary_cross_entropy_with_logits huber_loss""",
     Family.DISCRETE: """topk argmax argmin sort argsort msort kthvalue median mode eq ne lt gt le ge bool int long short byte char
-        nonzero unique unique_consecutive bincount searchsorted bucketize round floor ceil trunc sign isnan isinf isfinite isclose
-        equal one_hot histc logical_and logical_or logical_not floor_divide remainder fmod histogram
+        nonzero unique unique_consecutive bincount searchsorted bucketize round floor ceil trunc sign sgn heaviside isnan isinf
+        isfinite isclose equal one_hot histc logical_and logical_or logical_not floor_divide remainder fmod histogram
         npu_moe_gating_top_k_softmax npu_moe_gating_top_k""",
     Family.RANDOM: "rand randn randint randperm multinomial bernoulli normal uniform exponential rand_like randn_like poisson",
     Family.CREATE: "empty empty_like new_empty empty_strided new_empty_strided empty_with_format",
 }
 _FAMILIES = {word: family for family, words in _WORDS.items() for word in words.split()}
+
+_KINKS = """relu relu6 leaky_relu prelu rrelu threshold hardtanh hardsigmoid hardswish hardshrink softshrink selu clamp clamp_min
+    clamp_max clip abs absolute maximum minimum fmax fmin max min amax amin cummax cummin aminmax max_pool1d max_pool2d
+    max_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d fractional_max_pool2d fractional_max_pool3d l1_loss
+    hinge_embedding_loss margin_ranking_loss triplet_margin_loss"""
+_KINKED = frozenset(_KINKS.split())  # the derivative jumps, or the gradient goes to an element that was chosen
+_KINKED_CLASSES = ("relu", "hardtanh", "hardsigmoid", "hardswish", "threshold", "shrink", "selu", "maxpool", "l1loss")
 
 _MODULES = (  # classes by what their names contain, the first that fits
     ("embedding", Family.MOVE),
@@ -92,6 +100,8 @@ _MODULES = (  # classes by what their names contain, the first that fits
     ("swiglu", Family.ACTIVATION),
     ("sigmoid", Family.ACTIVATION),
     ("relu", Family.MOVE),
+    ("hardtanh", Family.MOVE),
+    ("maxpool", Family.MOVE),
     ("softmax", Family.SOFTMAX),
     ("loss", Family.LOSS),
 )
@@ -133,6 +143,23 @@ PARAMETER_NAMES = ("weight", "bias", "gamma", "beta")
 def family(op: OpName) -> Family:
     """The family of a record, by the API's name (without underscores around it) or by the module's class."""
     return Family.COMMUNICATION if op.prefix.endswith("Distributed") else _family(op.kind == "api", op.api)
+
+
+def bends(op: OpName) -> bool:
+    """May the gradient jump where an input is all but equal to a bound, to zero or to another element?
+
+    So it does behind relu, clamp, maximum or pooling, and may behind whatever is not known: there an error of rounding sends
+    single elements the other way."""
+    return _bends(op.kind == "api", op.api)
+
+
+@lru_cache(maxsize=4096)
+def _bends(api: bool, name: str) -> bool:
+    if _family(api, name) in (Family.UNKNOWN, Family.DISCRETE):
+        return True
+    if api:
+        return name.rsplit(".", 1)[-1].strip("_").lower() in _KINKED
+    return any(part in name.lower() for part in _KINKED_CLASSES)
 
 
 @lru_cache(maxsize=4096)

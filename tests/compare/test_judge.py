@@ -1,0 +1,151 @@
+"""One fault, one finding: outputs and gradients that one side lacks, several wrong outputs, calls of one side alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from numprobe.compare.messages import say
+from numprobe.compare.page.view import sentence
+from numprobe.compare.result import CompareResult, Finding
+
+from .written import Entry, call, compared, tensor, write
+
+RANDOM = np.random.default_rng(0)
+A, B, C, D = (RANDOM.standard_normal((4, 8)) for _ in range(4))
+BF16 = "torch.bfloat16"
+TOKENS = np.arange(3, 35).reshape(4, 8)
+
+
+def both(tmp_path: Path, target: Mapping[str, Entry], golden: Mapping[str, Entry], **more: object) -> CompareResult:
+    return compared(write(tmp_path / "t", target, **more), write(tmp_path / "g", golden, **more))  # type: ignore[arg-type]
+
+
+def only(result: CompareResult) -> Finding:
+    [finding] = result.findings
+    for lang in ("en", "zh"):
+        said = sentence(finding)
+        assert say(lang, said.key, **said.values)
+    return finding
+
+
+@pytest.mark.parametrize("instead", [[None], []])
+@pytest.mark.parametrize("side", ["target", "golden"])
+def test_an_output_that_one_side_lacks(tmp_path: Path, instead: list[object], side: str) -> None:
+    whole, lacking = ({"Torch.f.0.forward": call([tensor(A)], outputs)} for outputs in ([tensor(B)], instead))
+    result = both(tmp_path, *((lacking, whole) if side == "target" else (whole, lacking)))
+    finding = only(result)
+    assert (finding.cause, finding.reason, finding.severity) == ("layout", "kind", "error")
+    assert (finding.op, finding.slot) == ("Torch.f.0.forward", "output.0")
+    assert result.verdict == "fail"
+
+
+@pytest.mark.parametrize("instead", [[None], []])
+def test_an_output_beside_others_is_a_warning_once(tmp_path: Path, instead: list[object]) -> None:
+    """One implementation of attention gives its weights, another does not."""
+    golden = {f"Torch.f.{i}.forward": call([tensor(A)], [tensor(B), tensor(C)]) for i in range(3)}
+    target = {f"Torch.f.{i}.forward": call([tensor(A)], [tensor(B), *instead]) for i in range(3)}
+    result = both(tmp_path, target, golden)
+    finding = only(result)
+    assert (finding.reason, finding.severity, finding.slot) == ("kind", "warning", "output.1")
+    assert result.verdict == "pass"
+
+
+@pytest.mark.parametrize("other", [tensor(np.zeros((4, 8))), None])
+def test_a_gradient_of_zeros_may_be_none(tmp_path: Path, other: object) -> None:
+    forward = {"Torch.f.0.forward": call([tensor(A)], [tensor(B)])}
+    sides = [
+        {**forward, "Torch.f.0.backward": {"input": [tensor(C)], "output": [tensor(D), leaf]}} for leaf in (None, other)
+    ]
+    assert not both(tmp_path, *sides).findings
+
+
+def test_a_gradient_that_ends_takes_those_before_it_along(tmp_path: Path) -> None:
+    forward = {
+        "Torch.e.0.forward": call([tensor(A)], [tensor(B)]),
+        "Torch.f.0.forward": call([tensor(B)], [tensor(C)]),
+    }
+    golden = {
+        **forward,
+        "Torch.f.0.backward": {"input": [tensor(D)], "output": [tensor(A + D)]},
+        "Torch.e.0.backward": {"input": [tensor(A + D)], "output": [tensor(B + D)]},
+    }
+    target = {**forward, "Torch.f.0.backward": {"input": [tensor(D)], "output": [None]}}
+    finding = only(both(tmp_path, target, golden))
+    assert (finding.cause, finding.reason, finding.op) == ("layout", "kind", "Torch.f.0.backward")
+    assert finding.only_golden == ["Torch.e.0.backward"]
+
+
+def test_backward_records_of_one_side_are_one_finding(tmp_path: Path) -> None:
+    names = "abcd"
+    forward = {f"Torch.{n}.0.forward": call([tensor(A + i)], [tensor(A + i + 1)]) for i, n in enumerate(names)}
+    golden = dict(forward)
+    for i, n in enumerate(reversed(names)):
+        golden[f"Torch.{n}.0.backward"] = {"input": [tensor(B + i)], "output": [tensor(B + i + 1)]}
+    target = {k: v for k, v in golden.items() if k not in ("Torch.c.0.backward", "Torch.a.0.backward")}
+    finding = only(both(tmp_path, target, golden))
+    assert (finding.cause, finding.reason, finding.severity) == ("unmatched", "only_golden", "warning")
+    assert finding.only_golden == ["Torch.c.0.backward", "Torch.a.0.backward"]
+    assert not both(tmp_path / "none", forward, golden).findings  # nothing of the target's backward was recorded
+
+
+@pytest.mark.parametrize("leaf", [tensor(C[:3]), None])
+@pytest.mark.parametrize("role", ["parameters", "input"])
+def test_a_parameter_of_another_shape_or_none(tmp_path: Path, leaf: dict[str, object] | None, role: str) -> None:
+    sides: list[dict[str, Entry]] = []
+    for weight in (leaf, tensor(C)):
+        if role == "parameters":
+            record = {**call([tensor(A)], [tensor(B)]), "parameters": {"weight": weight}}
+            sides.append({"Module.a.Linear.forward.0": record})
+        else:
+            sides.append({"Functional.linear.0.forward": call([tensor(A), weight], [tensor(B)])})
+    finding = only(both(tmp_path, *sides))
+    assert (finding.cause, finding.reason) == ("parameter", "shape" if leaf else "kind")
+
+
+@pytest.mark.parametrize("wrong", [(B * 2, C * 2), (np.where(B > 1, np.nan, B), C * 2), (B[:2], C[:3])])
+def test_several_wrong_outputs_of_a_call_are_one_finding(tmp_path: Path, wrong: tuple[np.ndarray, np.ndarray]) -> None:
+    golden = {
+        "Torch.f.0.forward": call([tensor(A)], [tensor(B), tensor(C)]),
+        "Torch.g.0.forward": call([tensor(C)], [tensor(D)]),
+    }
+    target = {
+        "Torch.f.0.forward": call([tensor(A)], [tensor(w) for w in wrong]),
+        "Torch.g.0.forward": call([tensor(wrong[1])], [tensor(D * 2)]),
+    }
+    finding = only(both(tmp_path, target, golden))
+    assert (finding.op, finding.slot) == ("Torch.f.0.forward", "output.0")
+    assert finding.consequences > 0
+
+
+@pytest.mark.parametrize("side", ["target", "golden"])
+def test_a_call_of_integers_on_one_side_is_no_other_input(tmp_path: Path, side: str) -> None:
+    less, more = (
+        {"Functional.embedding.0.forward": call([tensor(tokens, "torch.int64"), tensor(C)], [tensor(out)])}
+        for tokens, out in ((TOKENS, A), (TOKENS + 1, B))
+    )
+    shifted = call([tensor(TOKENS, "torch.int64")], [tensor(TOKENS + 1, "torch.int64")])
+    more = {"Tensor.__add__.0.forward": shifted, **more}
+    finding = only(both(tmp_path, *((more, less) if side == "target" else (less, more))))
+    reason = "operator_extra" if side == "target" else "operator_missing"
+    assert (finding.cause, finding.reason, finding.op) == ("introduced", reason, "Functional.embedding.0.forward")
+    other = {"Functional.embedding.0.forward": call([tensor(TOKENS + 9, "torch.int64"), tensor(C)], [tensor(B)])}
+    assert only(both(tmp_path / "other", other, less)).cause == "input"
+
+
+@pytest.mark.parametrize("beside", ["", "argument", "extra"])
+def test_what_alone_is_a_warning_is_an_error_beside_another_argument_or_call(tmp_path: Path, beside: str) -> None:
+    """About nine times what bf16 explains."""
+    factor = {"type": "float", "value": 1.05 if beside == "argument" else 1.0}
+    target = {"Torch.mul.0.forward": call([tensor(A, BF16), factor], [tensor(C * 1.006, BF16)])}
+    golden = {"Torch.mul.0.forward": call([tensor(A), {"type": "float", "value": 1.0}], [tensor(C)])}
+    if beside == "extra":
+        target = {"Torch.scaled.0.forward": call([tensor(B, BF16)], [tensor(D, BF16)]), **target}
+    result = both(tmp_path, target, golden)
+    assert bool(result.counts["warning"]) == (beside != "extra")  # an argument that differs is one too
+    errors = [f for f in result.findings if f.severity == "error"]
+    assert [(f.cause, f.op) for f in errors] == [("introduced", "Torch.mul.0.forward")] * bool(beside)
+    assert [f.reason for f in errors] == ["argument"] * (beside == "argument") + [""] * (beside == "extra")
