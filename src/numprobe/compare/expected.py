@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from numprobe.align.leaves import LeafPairs
-from numprobe.compare.measure import DIGEST, FLOAT, Measures
+from numprobe.compare.measure import DIGEST, FLOAT, NOTHING, Measures
 from numprobe.formats.msprobe.values import ValueTable
 from numprobe.metrics.gains import CONSTANT, UNIT_ROUNDOFF_FP32, Family
 
@@ -52,6 +52,7 @@ class Expectation:
         self.stat: list[float] = m.stat.tolist()
         self.differs: list[bool] = m.differs.tolist()
         self.from_tensors: list[bool] = m.from_tensors.tolist()
+        self.hidden: list[bool] = (m.is_float & (m.by == NOTHING)).tolist()
         self.details = m.details
         self.errors: dict[bool, deque[float]] = {way: deque(maxlen=CONTEXT) for way in (False, True)}
         self.norms: dict[bool, deque[float]] = {way: deque(maxlen=CONTEXT) for way in (False, True)}
@@ -90,7 +91,8 @@ class Expectation:
         """E of an output, from the errors of what it was computed from (gradients, inputs, parameters).
 
         E^2 = rounding^2 + accumulation^2 + sum (gain e)^2. Errors that are estimated from figures may be too small by chance:
-        there half of what is usual at this depth is added.
+        there half of what is usual at this depth is added. Inputs that could not be measured (each rank's part of a sum) are as
+        far off as is usual.
         """
         floats = [r for r in inputs if self.by[r] in (FLOAT, DIGEST) and self.error[r] == self.error[r]]
         total = self.rounding[out] ** 2
@@ -100,6 +102,9 @@ class Expectation:
         sums = backward or kind in (Family.MATMUL, Family.ATTENTION, Family.NORM, Family.UNKNOWN, Family.LOSS)
         terms = max((self._last_dim(r) for r in floats), default=1) if sums else 1
         total += terms * FLOOR**2
+        if any(self.hidden[r] for r in inputs):
+            part = 2 * self.context()
+            total += part * part
         if not self.from_tensors[out]:
             part = self.context() / 2
             total += part * part
