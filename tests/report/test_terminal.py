@@ -109,6 +109,19 @@ def test_table_fits_and_keeps_every_cell():
     assert all(columns(line) <= 40 for line in lines)
 
 
+def test_table_breaks_texts_and_never_figures():
+    figures = ["-0.005490", "3.457e-5", "61.96", "1,234.5", "0.0015 %", "-12.57", "1.018e-34"]
+    head = ["slot", "", *(f"f{n}" for n in range(len(figures))), "verdict"]
+    rows = [[soft("input_args.0"), "golden run", *figures, "error"], ["", "target", *figures, ""]]
+    right = range(2, 2 + len(figures))
+    for width in range(80, 121):
+        lines = table(head, rows, right, Style(width=width))
+        assert all(columns(line) <= width for line in lines)
+        assert [line for line in lines if line.rstrip().endswith(":")] == []  # no name without a value
+        for figure in figures:
+            assert sum(figure in line for line in lines) == 2, (width, figure)
+
+
 class Screen(io.StringIO):
     encoding = "utf-8"
 

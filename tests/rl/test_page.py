@@ -12,16 +12,17 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from numprobe.cli.app import app
+from numprobe.diagnose.rl_consistency.mapping import render_mapping
 from numprobe.diagnose.rl_consistency.messages import CATALOGUE
 from numprobe.diagnose.rl_consistency.page import view
 from numprobe.diagnose.rl_consistency.page.heat import heat_maps
 from numprobe.diagnose.rl_consistency.page.html import SCRIPT_WORDS, render_html
 from numprobe.diagnose.rl_consistency.page.markdown import render_markdown
 from numprobe.diagnose.rl_consistency.page.screen import render_terminal
-from numprobe.diagnose.rl_consistency.result import Pair, Term
+from numprobe.diagnose.rl_consistency.result import Pair, Probe, Term
 from numprobe.report import numbers
 from numprobe.report.html.heat import ANCHOR
-from numprobe.report.terminal import Style, columns
+from numprobe.report.terminal import SOFT, Style, columns
 from report.test_nan_page import Page
 
 from .page_results import ALL, ENGINES, HOSTILE, coverage, gelu, same, several, sixty_one_layers, tokens
@@ -137,9 +138,44 @@ def test_no_difference_claims_no_more_than_was_compared():
     compared, limit = found.counts["pass"] + found.counts["warning"], numbers.percent(found.detection_limit)
     assert f"{compared} tensors in {len(found.mapping)} places were compared" in text
     assert f"{numbers.percent(found.coverage)} of the recorded tensors were compared ({compared} pairs)" in text
-    assert f"show relative errors from about {limit} on" in text
+    assert f"scatter over its elements from about {limit} on" in text
     assert "another order of the rows of a fused weight" in text.lower()
     assert "class=e>" not in text_of("same")
+
+
+@every_sample
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_colours_change_nothing_else(name, lang):
+    found = ALL[name]()
+    for width in (80, 120, None):
+        plain, painted = (render_terminal(found, lang, Style(c, width=width), "report.html") for c in (False, True))
+        assert re.sub(r"\x1b\[[0-9;]*m", "", painted) == plain
+
+
+@pytest.mark.parametrize("width", [None, 80])
+def test_names_of_the_map_can_be_copied(width):
+    found = same()
+    found.unmatched_train = ["Module.model.layers.0.mlp.act_fn.AscendSiluAndMul.forward.1"]
+    text = render_mapping(found, "en", Style(width=width), as_json=False)
+    assert SOFT not in text
+    assert width is not None or found.unmatched_train[0] in text
+    assert width is None or all(columns(line) <= width for line in text.splitlines())
+
+
+def test_an_activation_is_guessed_only_where_figures_tell_both_sides_apart():
+    """Measured, equal or unknown fits are no guess; and without an anchor nothing is said to agree."""
+    f = gelu().findings[0]
+
+    def told(probe, anchor=f.anchor):
+        said = view.sentence(msgspec.structs.replace(f, probe=probe, anchor=anchor))
+        return CATALOGUE.say("en", said.key, **said.values)
+
+    apart = "(the figures fit gelu / gelu_tanh in training, silu in rollout)"
+    assert apart in told(Probe(False, ["gelu", "gelu_tanh"], ["silu"]))
+    for probe in (None, Probe(False, ["silu"], ["silu"]), Probe(False, [], ["silu"])):
+        assert "figures fit" not in told(probe)
+    assert "the output of layers.0.mlp.linear_fc1 agrees" in told(None)
+    assert "agrees" not in told(None, None)
 
 
 def test_a_broken_premise_blames_nothing_and_shows_where_it_broke():
@@ -176,7 +212,7 @@ def test_many_findings_are_bounded_and_say_so():
     assert "about as sure as the first finding" in shown(text)
     assert re.findall(r'<td class="n bad">([^<]*)</td>', text) == ["inf"]
     assert "the heads of attention in another order" in shown(text)
-    assert "training is 0.1250 times rollout" in shown(text)
+    assert "training is about 0.1250 times rollout" in shown(text)
 
 
 def test_the_mapping_is_whole_for_the_script_and_cut_without_it():

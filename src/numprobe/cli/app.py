@@ -40,13 +40,15 @@ def _register() -> None:
     from numprobe.cli import collect, compare, demo, inspect, map, merge, nan, rl, synth
 
     app.command("nan")(nan.nan)
-    app.command("compare", cls=compare.CompareCommand)(compare.compare)
+    app.command("compare", cls=compare.CompareCommand, short_help="Where two runs part, and what brought it in.")(
+        compare.compare
+    )
     app.command("merge")(merge.merge)
     app.command("merge_result", cls=merge.MergeResultCommand, hidden=True)(merge.merge)
-    app.command("rl")(rl.rl)
+    app.command("rl", short_help="Where training and rollout of the same tokens part.")(rl.rl)
     app.command("map")(map.map_modules)
     app.command("inspect")(inspect.inspect)
-    app.command("demo")(demo.demo)
+    app.command("demo", short_help="A skill at work on a dump made for it: nan, or rl.")(demo.demo)
     synth_app.command("nan")(synth.synth_nan)
     synth_app.command("rl")(synth.synth_rl)
     collect_app.command("check", context_settings=collect.CONTEXT)(collect.check)

@@ -20,7 +20,7 @@ from numprobe.report.names import pieces as name_pieces
 SOFT = "\u200b"
 HARD = "\u00a0"  # a space at which no line ends; written as a plain space
 NARROWEST, WIDEST = 80, 120
-NARROWEST_COLUMN = 8
+NARROWEST_COLUMN = 6  # of text; figures are never broken
 
 SYMBOLS = {  # meaning: Unicode, ASCII; all of them one column wide in CJK terminals too
     "done": ("✓", "[ok]"),
@@ -186,25 +186,28 @@ class Cell:
 def table(
     head: Sequence[str], rows: Sequence[Sequence[str | Cell]], right: Iterable[int], style: Style, indent: str = "  "
 ) -> list[str]:
-    """Columns two spaces apart under a row of hyphens; too wide, the widest columns wrap inside themselves.
+    """Columns two spaces apart under a row of hyphens; too wide, the widest columns of text wrap inside themselves.
 
-    Narrower than 80 columns, or with more columns than fit, each row becomes ``name: value`` lines.
+    ``right`` are the columns of figures. Narrower than 80 columns, or with more columns than fit, each row becomes
+    ``name: value`` lines, without its empty cells.
     """
+    flush = set(right)
     cells = [[_printable_cell(cell) for cell in row] for row in rows]
     texts = [list(head), *([cell.text for cell in row] for row in cells)]
     widths = [max(columns(text) for text in column) for column in zip(*texts, strict=True)]
     if style.width is not None:
         room = style.width - len(indent) - 2 * (len(widths) - 1)
-        while sum(widths) > room and max(widths) > NARROWEST_COLUMN:
-            widths[widths.index(max(widths))] -= 1
+        texts_only = [n for n in range(len(widths)) if n not in flush]
+        while sum(widths) > room and max((widths[n] for n in texts_only), default=0) > NARROWEST_COLUMN:
+            widths[max(texts_only, key=widths.__getitem__)] -= 1
         if sum(widths) > room or style.width < NARROWEST:
             return [
                 line
                 for row in cells
                 for name, cell in zip(head, row, strict=True)
-                for line in wrap(f"{name}: {cell.text}", style.width, indent, indent + "  ")
+                if cell.text
+                for line in wrap(f"{name}: {cell.text}" if name else cell.text, style.width, indent, indent + "  ")
             ]
-    flush = set(right)
     lines = _row([Cell(text) for text in head], widths, flush, style, indent)
     lines.append(indent + "  ".join("-" * width for width in widths))
     for row in cells:

@@ -12,7 +12,7 @@ from numprobe.diagnose.rl_consistency.result import RlResult
 from numprobe.diagnose.rl_consistency.skill import RlOptions, analyse
 from numprobe.record.errors import NumprobeError
 from numprobe.report.run_folder import plain, writing
-from numprobe.report.terminal import Style, joined, soft, table
+from numprobe.report.terminal import Style, joined, soft, table, wrap
 
 HEAD = ("place", "train", "rollout")
 
@@ -56,6 +56,9 @@ def render_mapping(result: RlResult, lang: str, style: Style, *, as_json: bool) 
     rows = [[p.place, soft(", ".join(p.train) or "-"), soft(", ".join(p.rollout) or "-")] for p in result.mapping]
     lines = table([say(lang, "head.place"), "A", "B"], rows, (), style)
     for side, names in (("A", result.unmatched_train), ("B", result.unmatched_rollout)):
-        lines += [f"{say(lang, 'page.unmatched')} ({side}):  {soft(name)}" for name in names]
-    lines += [joined(CATALOGUE.pieces(lang, said.key, said.values), style) for said in unknown_names(result)]
+        label = f"{say(lang, 'page.unmatched')} ({side}):"
+        for name in names:
+            lines += wrap(soft(name), style.width, f"{label}  ", "    ")
+    for said in unknown_names(result):
+        lines += wrap(joined(CATALOGUE.pieces(lang, said.key, said.values), style), style.width, "", "  ")
     return "\n".join(lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 from numprobe.diagnose.rl_consistency.messages import CATALOGUE, say
 from numprobe.diagnose.rl_consistency.page import view
@@ -52,7 +53,7 @@ def _facts(result: RlResult, first: Finding | None, lang: str, style: Style) -> 
         rows += _side_rows("screen.suspect", _names(first.suspect), lang)
         if first.layers:
             rows.append(("screen.layers", say(lang, "screen.layers_text", layers=first.layers, all=result.layers)))
-        if first.probe:
+        if first.probe and not view.sentence(first).values.get("rollout"):  # else the headline says it
             rows.append(("screen.probe", view.probed(first, lang)))
         if len(first.layouts) == 2:
             rules = dict(zip(("train", "rollout"), first.layouts, strict=True))
@@ -100,10 +101,11 @@ def _side_rows(key: str, names: Sequence[tuple[str, str]], lang: str) -> list[tu
 def _figures(first: Finding, lang: str, style: Style) -> list[str]:
     """One row a figure: the outputs of the anchor, then what tells of the suspect."""
     rows: list[list[str | Cell]] = []
+    sign = replace(style, colour=False).symbol  # the cell brings the colour
     for name, figures in (("anchor", view.outputs(first.anchor_figures)), ("suspect", view.telling(first))):
         for n, f in enumerate(figures):
             role = SHOWN_AS.get(f.verdict, "undecided")
-            verdict = Cell(f"{style.symbol(role)} {say(lang, f'row.{f.verdict}')}", role)
+            verdict = Cell(f"{sign(role)} {say(lang, f'row.{f.verdict}')}", role)
             for stat, train, rollout in zip(view.FOUR, f.train, f.rollout, strict=True):
                 top = stat == view.FOUR[0]
                 rows.append(

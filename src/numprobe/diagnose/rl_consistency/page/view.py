@@ -47,10 +47,11 @@ def sentence(f: Finding) -> Said:
             return Said("headline.activation", {"anchor": anchor, "layers": several, **fits})
     known: dict[str, dict[str, object]] = {
         "missing_operator": {
-            "anchor": short(key(f.anchor)) or "-",
+            "anchor": short(key(f.anchor)) or None,
             "suspect": named,
             "layers": several,
-            "error": f.error,
+            "error": _finite(f.error),
+            **_guess(f),
         },
         "configuration_difference": {"suspect": named, "ratio": f.ratio and f"{f.ratio:.4g}"},
         "implementation_difference": {
@@ -68,6 +69,14 @@ def sentence(f: Finding) -> Said:
 def fitting(names: Sequence[str]) -> str:
     """``gelu_tanh / gelu``: what fits equally well."""
     return " / ".join(names)
+
+
+def _guess(f: Finding) -> dict[str, str | None]:
+    """What the figures of both sides fit, where that differs and is not measured."""
+    p = f.probe
+    if p is None or p.exact or not p.train or not p.rollout or set(p.train) & set(p.rollout):
+        return {"train": None, "rollout": None}
+    return {"train": fitting(p.train), "rollout": fitting(p.rollout)}
 
 
 def probed(f: Finding, lang: str) -> str:
