@@ -178,6 +178,15 @@ def test_an_activation_is_guessed_only_where_figures_tell_both_sides_apart():
     assert "agrees" not in told(None, None)
 
 
+@pytest.mark.parametrize("probe", [None, Probe(False, ["gelu"], ["silu"])])
+def test_a_factor_is_named_where_no_activation_explains_it(probe):
+    found = gelu()
+    found.findings[:] = [msgspec.structs.replace(found.findings[0], ratio=1.091, probe=probe)]
+    text = shown(render_html(found, "en"))
+    assert ("training is about 1.091 times rollout" in text) == (probe is None)
+    assert ("the figures fit gelu in training and silu in rollout" in text) == (probe is not None)
+
+
 def test_a_broken_premise_blames_nothing_and_shows_where_it_broke():
     text = shown(text_of("tokens"))
     assert "same tokens at the same positions" in text

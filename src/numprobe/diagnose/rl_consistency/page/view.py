@@ -49,7 +49,6 @@ def sentence(f: Finding) -> Said:
         "missing_operator": {
             "anchor": short(key(f.anchor)) or None,
             "suspect": named,
-            "layers": several,
             "error": _finite(f.error),
             **_guess(f),
         },
