@@ -38,8 +38,8 @@ bench: $(VENV)/.dev  ## speed and memory, as ratios of one run
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/collect.py
 
-interop: $(VENV)/.dev  ## the tests on files that msProbe itself wrote
-	$(BIN)/pytest tests/formats tests/gloo tests/diagnose tests/collect -k "interop or gloo"
+interop: $(VENV)/.dev  ## the RL skill on fresh dumps of Megatron-Core, transformers and vLLM; 5 GB of environments below .interop/
+	$(BIN)/python benchmarks/engines/run.py
 
 docs: $(VENV)/.dev  ## every command of the documents runs, every link leads somewhere
 	$(BIN)/pytest tests/docs

@@ -69,20 +69,20 @@ def score(name: str, seed: int, scratch: str) -> Scored:
     found = "difference_found" in truth.verdicts and result.verdict == "difference_found"
     must = truth.verdicts == ("difference_found",)
     first = result.findings[0] if result.findings else None
-    places = {n: p for p, sides in truth.places.items() for side in sides.values() for n in side}
+    right = {n for p in want.places for side in truth.places.get(p, {}).values() for n in side}
     keys = [k for k in (first.suspect.train, first.suspect.rollout) if k] if first else []
     return Scored(
         scenario,
         seed,
         mode,
         result.verdict in truth.verdicts,
-        (bool(keys) and all(places.get(k) in want.places for k in keys)) if found else None,
+        (bool(keys) and all(k in right for k in keys)) if found else None,
         (first is not None and first.clazz in want.classes) if found else None,
         (first is not None and truth.blind in first.blind) if found and truth.blind and mode == "figures" else None,
         len(result.findings) == (1 if found else 0),
         _f1(result, truth),
         first.confidence if first else None,
-        (bool(peer) and places[peer[0].train] in want.places) if must else None,
+        (bool(peer) and peer[0].train in right) if must else None,
         (bool(peer) and peer[0].clazz in want.classes) if must else None,
         None if must else not peer,
         f"{result.verdict} {result.reason} {[_told(f) for f in result.findings]}",

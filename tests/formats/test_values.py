@@ -137,3 +137,27 @@ def test_a_record_that_is_no_json_has_no_leaves(tmp_path: Path) -> None:
     assert len(table) == 1
     assert table.figures[0].tolist() == [1.0] * 4
     assert not any(math.isnan(f) for f in table.figures[0])
+
+
+@pytest.mark.parametrize(("norms", "fine"), [([1.5, 3.25, 100.0], False), ([1.501, 3.2507, 100.03], True)])
+def test_norms_of_more_digits_than_their_dtype_has(norms: list[float], fine: bool, tmp_path: Path) -> None:
+    """bfloat16 has 8 bits: a collector that computes in it gives norms of 8 bits."""
+    leaves = [
+        {
+            "type": "torch.Tensor",
+            "dtype": "torch.bfloat16",
+            "shape": [4],
+            "Max": 1.0,
+            "Min": -1.0,
+            "Mean": 0.5,
+            "Norm": n,
+        }
+        for n in norms
+    ]
+    data = {
+        f"Torch.exp.{i}.forward": {"input_args": [leaf], "input_kwargs": {}, "output": [leaf]}
+        for i, leaf in enumerate(leaves)
+    }
+    file = tmp_path / "dump.json"
+    file.write_text(json.dumps({"task": "statistics", "level": "L1", "data": data}))
+    assert rank_of(file).values.fine == (frozenset({"bf16"}) if fine else frozenset())

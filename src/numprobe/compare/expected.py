@@ -7,13 +7,18 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from numprobe.align.leaves import LeafPairs
 from numprobe.compare.measure import DIGEST, FLOAT, NOTHING, Measures
 from numprobe.formats.msprobe.values import ValueTable
 from numprobe.metrics.gains import CONSTANT, UNIT_ROUNDOFF_FP32, Family
 
 WARNING, ERROR = 4.0, 16.0  # rho: found over expected
+FOREIGN = 8.0  # the error of two programs that have the weights, but not the code in common
 CONTEXT = 32  # clean outputs that show how far the two runs are apart at this depth
+FINE = 2.0**-10
 SMALL = 16  # tensors of fewer elements are figures: a sum that cancels may lose all its digits
 LARGE = 0.5  # relative: no few tokens make such a difference
 FEW = 16  # elements that may go the other way by chance, however small the error
@@ -30,6 +35,18 @@ class Allowed:
 
 
 NOTHING_ALLOWED = Allowed()
+
+
+def _peaks(leaves: LeafPairs, golden: ValueTable) -> NDArray[np.float64]:
+    """By row, the share of the largest element in the norm, |x|_max / ||x||; 0 where it is not known.
+
+    A random relative error shows in a norm or a mean as n_eff^(-1/2) with n_eff = sqrt(n), and no less than with this share: the
+    error of the largest element is not averaged out.
+    """
+    figures = golden.figures[leaves.golden]
+    with np.errstate(all="ignore"):
+        peaks = np.fmax(np.abs(figures[:, 0]), np.abs(figures[:, 1])) / figures[:, 3]
+        return np.where(np.isfinite(peaks) & (peaks <= 1), peaks, 0.0)
 
 
 class Expectation:
@@ -51,6 +68,10 @@ class Expectation:
         self.bound: list[float] = m.bound.tolist()
         self.stat: list[float] = m.stat.tolist()
         self.differs: list[bool] = m.differs.tolist()
+        peak = _peaks(leaves, golden)
+        self.peak: list[float] = (peak * np.sqrt(m.numel)).tolist()  # over rms
+        with np.errstate(all="ignore"):
+            self.spread: list[float] = np.nan_to_num(np.fmax(m.numel**-0.25, peak), nan=1.0, posinf=1.0).tolist()
         self.from_tensors: list[bool] = m.from_tensors.tolist()
         self.hidden: list[bool] = (m.is_float & (m.by == NOTHING)).tolist()
         self.details = m.details
@@ -125,19 +146,24 @@ class Expectation:
             worst = _ratio(self.error[row], expected)
             if n >= SMALL:
                 if not flipped:
-                    single = expected * math.sqrt(2 * math.log(n)) + self.bound[row] / 2
+                    largest = max(math.sqrt(2 * math.log(n)), self.peak[row])
+                    single = expected * largest + self.bound[row] / 2
                     worst = max(worst, _ratio(self.local[row], single))
                 norm, mean = (
                     (0.0, 0.0) if allowed else self._sums(row)
                 )  # other runs show how much, not that it is random
-                share = expected / n**0.25 + FLOOR
+                share = expected * self.spread[row] + FLOOR
                 worst = max(worst, _ratio(norm, share + expected * expected / 2), _ratio(mean, share))
             return worst
-        share, stat = expected / n**0.25 if n > 1 else expected, self.stat[row] / WARNING
+        share, stat = expected * self.spread[row], self.stat[row] / WARNING
         norm = _ratio(self.d_norm[row], share + expected * expected / 2 + stat)
         mean = _ratio(self.d_mean[row], share + stat)
         extreme = _ratio(self.d_extreme[row], 2 * expected + self.bound[row] / 4)
         return max(norm, mean, extreme)
+
+    def is_fine(self, row: int) -> bool:
+        """Would any change show: are these tensors, digests or values, or figures of more digits than a short dtype has?"""
+        return self.from_tensors[row] or self.by[row] != FLOAT or self.stat[row] < FINE
 
     def is_allowed(self, row: int) -> bool:
         """Do other runs show what this row may differ by?"""

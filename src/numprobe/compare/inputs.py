@@ -106,7 +106,7 @@ def _traced(book: Ledger, pair: int, row: int) -> int:
     if maker < 0 and book.findings and book.error[row] > 0:  # behind a finding, through something that was not recorded
         book.hand_on(row, len(book.findings) - 1)
         return book.cause[row]
-    if maker < 0 and _changed_alone(book, row):
+    if maker < 0 and not book.foreign and _changed_alone(book, row):
         return _gap(book, pair, row, "introduced", rho)
     if rho <= WARNING:
         return -1

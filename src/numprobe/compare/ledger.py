@@ -10,7 +10,7 @@ import numpy as np
 from numprobe.align.calls import Calls
 from numprobe.align.leaves import LeafPairs
 from numprobe.align.records import RecordPairs
-from numprobe.compare.expected import ERROR, WARNING, Expectation
+from numprobe.compare.expected import ERROR, FOREIGN, WARNING, Expectation
 from numprobe.compare.measure import DIGEST, FLOAT, INTEGER, NOTHING, Measures
 from numprobe.formats.msprobe.values import GIVEN, ValueTable
 from numprobe.record.names import BACKWARD, FORWARD, OpName
@@ -57,7 +57,9 @@ class Ledger:
         leaves: LeafPairs,
         measures: Measures,
         expect: Expectation,
+        foreign: bool = False,
     ) -> None:
+        self.foreign = foreign
         self.target, self.golden, self.records, self.leaves, self.expect = target, golden, records, leaves, expect
         n = len(leaves)
         self.t: list[int] = leaves.target.tolist()
@@ -179,8 +181,10 @@ class Ledger:
     def is_error(self, row: int, argument: bool = False) -> bool:
         """Is what was found of a row no noise? Where the call had another ``argument``, or a call that only one side has is just
         before it, less is enough; but not of single elements."""
-        if self.rho[row] > ERROR:
+        if self.rho[row] > (FOREIGN if self.foreign else ERROR):
             return True
+        if self.foreign:
+            return False
         return bool(argument or self.missing) and self.expect.rho(row, self.expected[row], True) > WARNING
 
     def flip(self, row: int, status: str = "tie") -> None:

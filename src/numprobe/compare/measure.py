@@ -217,7 +217,7 @@ def _roundings(m: Measures, rows: NDArray[np.int64], pairs: LeafPairs, target: V
 
 def _statistic_rounding(values: ValueTable, rows: NDArray[np.int64]) -> Floats:
     """Relative rounding of Mean and Norm: of the format in which they were computed, else of the tensor's own."""
-    names = [OF_PARTS.get(short, short) for _, _, short in values.kinds]
+    names = ["" if short in values.fine else OF_PARTS.get(short, short) for _, _, short in values.kinds]
     own = np.array([STATISTIC_ROUNDING.get(name, 2.0**-22) for name in names])[values.kind[rows]]
     long_sums: Floats = np.maximum(own, np.where(own == 2.0**-22, NORM_OF_FP32 * values.numel[rows], 0.0))
     if not values.stat_dtypes:

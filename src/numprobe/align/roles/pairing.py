@@ -33,8 +33,8 @@ def both_sides(
         [canonical(calls, modules, form, numbering, rules) for calls, modules in ranks]
         for ranks, numbering in zip(sides, numberings, strict=True)
     )
-    whole, merged_one = joined(one, other[0])
-    counterpart, merged_other = joined(other, whole)
+    whole, merged_one = joined(one, other)
+    counterpart, merged_other = joined(other, [whole])
     kinds = {kind: merged_one.get(kind, 0) + merged_other.get(kind, 0) for kind in (*merged_one, *merged_other)}
     return *with_tensors(*_comparable(whole, counterpart), rules), kinds
 

@@ -8,40 +8,43 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from numprobe.align.roles.figures import rows_by_slot, together
+from numprobe.align.roles.figures import Slot, rows_by_slot, together
 from numprobe.align.roles.side import RoleSide
 from numprobe.formats.msprobe.values import ABSENT
 
 REPLICATED, SHARDED, PARTIAL = "replicated", "sharded", "partial"
 
 
-def joined(ranks: Sequence[RoleSide], other: RoleSide) -> tuple[RoleSide, dict[str, int]]:
-    """One side of several ranks, slot by slot by what its sizes and figures say beside the other run.
+def joined(ranks: Sequence[RoleSide], others: Sequence[RoleSide]) -> tuple[RoleSide, dict[str, int]]:
+    """One side of several ranks, slot by slot by what its sizes and figures say beside the ranks of the other run.
 
-    Equal on all ranks and as large as the other side's: replicated. All of them together as large: shards, whose figures are
-    joined. As large and not equal: partial sums or ranks that do not agree, which have no figures here. Returns the side, and how
-    many slots were of each kind.
+    Equal on all ranks and as large as the other side's: replicated; so it is where a rank is not finite and the others are equal,
+    and then that rank's is taken. All of them together as large: shards, whose figures are joined. As large and not equal:
+    partial sums or ranks that do not agree, which have no figures here. Returns the side, and how many slots were of each kind.
     """
     first, kinds = ranks[0], {REPLICATED: 0, SHARDED: 0, PARTIAL: 0}
     if len(ranks) == 1:
         return first, {}
     rows = [rows_by_slot(side.calls.values) for side in ranks]
-    wanted = {slot: int(other.calls.values.numel[row]) for slot, row in rows_by_slot(other.calls.values).items()}
+    wanted = _sizes(others)
     table = first.calls.values
     figures, status, numel = table.figures.copy(), table.status.copy(), table.numel.copy()
     spread: dict[int, str] = {}
+    odd: dict[int, int] = {}
     for slot, row in rows[0].items():
         parts = [of.get(slot) for of in rows]
         if any(part is None for part in parts):
             continue
         values = np.array([side.calls.values.figures[part] for side, part in zip(ranks, parts, strict=True)])
         counts = np.array([side.calls.values.numel[part] for side, part in zip(ranks, parts, strict=True)])
-        size = wanted.get(slot)
-        if _equal(values) and counts[0] == (size or counts[0]):
+        sizes = wanted.get(slot, ())
+        if _equal(values) and (not sizes or counts[0] in sizes):
             spread[row] = REPLICATED
-        elif size is not None and counts.sum() == size:
+        elif counts[0] in sizes and (strange := _not_finite(values)) is not None:
+            spread[row], odd[row], figures[row] = REPLICATED, strange, values[strange]
+        elif counts.sum() in sizes:
             spread[row] = SHARDED
-            numel[row], figures[row] = size, together(values, counts)
+            numel[row], figures[row] = counts.sum(), together(values, counts)
         else:
             spread[row] = PARTIAL
             status[row] = ABSENT
@@ -57,7 +60,29 @@ def joined(ranks: Sequence[RoleSide], other: RoleSide) -> tuple[RoleSide, dict[s
     )
     for kind in spread.values():
         kinds[kind] += 1
-    return replace(first, calls=replace(first.calls, values=whole), ranks=ranks, spread=spread), kinds
+    return replace(first, calls=replace(first.calls, values=whole), ranks=ranks, spread=spread, odd=odd), kinds
+
+
+def _sizes(ranks: Sequence[RoleSide]) -> dict[Slot, tuple[int, ...]]:
+    """How large a whole slot of these ranks may be: as on the first, or, where ranks hold something else each, all together."""
+    tables = [side.calls.values for side in ranks]
+    rows = [rows_by_slot(table) for table in tables]
+    found: dict[Slot, tuple[int, ...]] = {}
+    for slot, row in rows[0].items():
+        sizes = [int(tables[0].numel[row])]
+        parts = [of.get(slot) for of in rows]
+        if len(ranks) > 1 and all(part is not None for part in parts):
+            pairs = list(zip(tables, parts, strict=True))
+            if not _equal(np.array([table.figures[part] for table, part in pairs])):
+                sizes.append(sum(int(table.numel[part]) for table, part in pairs))
+        found[slot] = tuple(sizes)
+    return found
+
+
+def _not_finite(figures: NDArray[np.float64]) -> int | None:
+    """The first rank whose figures are not finite, where some are and are equal."""
+    bad = ~np.isfinite(figures).all(axis=1)
+    return int(bad.argmax()) if bad.any() and not bad.all() and _equal(figures[~bad]) else None
 
 
 def _equal(figures: NDArray[np.float64]) -> bool:

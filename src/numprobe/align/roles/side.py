@@ -36,6 +36,7 @@ NORM, LINEAR, NORM_LINEAR, EMBEDDING, CORE, ACTIVATION, MIXTURE = (
     "MixtureOfExperts",
 )
 OTHER = "Module"  # of no known class
+LATENT = ("q_b", "kv_b", "kv_a_norm", "qkv_a")  # the roles that latent attention is computed from
 ROLES = {  # in the order of execution inside a layer
     "embed": EMBEDDING,
     "embed_norm": NORM,
@@ -93,7 +94,8 @@ class RoleSide:
     ``sources`` what each leaf was made of. ``unknown`` are module records that no rule knows, ``left_out`` the calls of the model
     without partner.
 
-    Of several ranks, ``ranks`` are all of them and ``spread`` says by row how they hold it; rows are those of the first."""
+    Of several ranks, ``ranks`` are all of them and ``spread`` says by row how they hold it; rows are those of the first.
+    ``odd`` has, by row, the rank whose part is taken where it is not that of the first."""
 
     calls: Calls
     modules: Sequence[Module]
@@ -105,6 +107,7 @@ class RoleSide:
     left_out: int = 0
     ranks: Sequence[RoleSide] = ()
     spread: dict[int, str] = field(default_factory=dict)
+    odd: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -271,10 +274,21 @@ class _Reader:
         return leaves + ([_Leaf(PARAMETER, "parameters.norm", [weight])] if weight >= 0 else []), norms
 
     def _core(self, records: Sequence[int]) -> list[_Leaf]:
+        if any(role in self.by_role for role in LATENT):
+            return self._latents()
         given = [self._floats(record, INPUT)[:3] for record in records]
-        if any(len(g) != 3 for g in given):  # MLA hands over latents, each framework others
+        if any(len(g) != 3 for g in given):
             return []
         return [_Leaf(INPUT, f"input_args.{n}", [g[n] for g in given]) for n in range(3)]
+
+    def _latents(self) -> list[_Leaf]:
+        """What latent attention is computed from: each framework hands over something else of it."""
+        found = []
+        for n, role in enumerate(LATENT):
+            parts = self._parts(role)
+            rows = [row for part in parts for record in part for row in self._floats(record, OUTPUT)[:1]]
+            found += [_Leaf(INPUT, f"input_args.{n}", rows, len(parts))] if rows else []
+        return found
 
     def _activation(self, records: Sequence[int]) -> list[_Leaf]:
         """Of gate and up together, that is: of the gate alone it is inside of the others."""
@@ -381,6 +395,7 @@ def _table(names: list[str], rows: Sequence[Sequence[_Leaf]], values: ValueTable
         np.array([figures for figures, _ in merged]).reshape(-1, 4),
         np.array([status for _, status in merged], np.uint8).reshape(-1, 4),
         exact={n: values.exact[r] for n, r in single.items() if r in values.exact},
+        fine=values.fine,
         stat_dtypes={
             n: values.stat_dtypes[leaf.rows[0]] for n, leaf in enumerate(flat) if leaf.rows[0] in values.stat_dtypes
         },

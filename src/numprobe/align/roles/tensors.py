@@ -131,11 +131,13 @@ class RoleTensors:
 
     def _rows(self, row: int) -> list[tuple[int, tuple[int, ...]]]:
         """(number of a rank, rows of its dump) of all ranks that hold a part of it."""
-        if self.side.spread.get(row) != SHARDED:
+        whole = self.side.spread.get(row) != SHARDED
+        if whole and row not in self.side.odd:
             return [(0, self.side.sources[row].rows)]
         values = self.side.calls.values
         slot = values.names[int(self.record[row])], values.slots[values.slot[row]]
-        return [(n, rank.sources[self.slots[n][slot]].rows) for n, rank in enumerate(self.ranks)]
+        ranks = [self.side.odd[row]] if whole else range(len(self.ranks))
+        return [(n, self.ranks[n].sources[self.slots[n][slot]].rows) for n in ranks]
 
     def _parameter(self, row: int, role: str, opened: Opened) -> TensorFile:
         source, ranks = self.side.sources[row], self._rows(row)

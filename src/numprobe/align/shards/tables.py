@@ -44,6 +44,7 @@ def concatenated(tables: Sequence[ValueTable]) -> ValueTable:
             }
             for name in SPARSE
         },
+        fine=frozenset.intersection(*(t.fine for t in tables)),
     )
 
 
@@ -71,6 +72,7 @@ def gathered(
         table.status[rows],
         grad_of=dict(grad_of),
         **{name: _picked(getattr(table, name), rows) for name in SPARSE},
+        fine=table.fine,
     )
 
 

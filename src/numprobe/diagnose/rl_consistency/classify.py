@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -14,11 +15,15 @@ from numprobe.diagnose.rl_consistency.probe import EXCHANGED, activation
 from numprobe.diagnose.rl_consistency.result import Probe
 from numprobe.diagnose.rl_consistency.rotary import rotary
 from numprobe.diagnose.rl_consistency.view import View, ratio, role_of
+from numprobe.metrics.gains import UNIT_ROUNDOFF_FP32
+from numprobe.record.dtypes import float_format
 from numprobe.record.names import parse_name
 from numprobe.record.trace import INPUT, OUTPUT, PARAMETER
 
 ACTIVATIONS = ("silu", "gelu", "relu", "swiglu", "geglu", "sigmoid", "tanh", "mish")
 _SAME = {"swiglu": "silu", "geglu": "gelu"}
+LOOK_UP = 8.0  # times the random error of a figure
+ROUNDED = 0.75  # spacings: what a figure may be off that was rounded to its tensor's dtype
 EVERYWHERE = 0.8  # of the weights: another checkpoint
 # what cannot be seen in figures, by the role where it would show first
 BLIND = {
@@ -151,15 +156,44 @@ def premise(view: View, errors: Iterable[Finding]) -> str:
         return "models"
     first = next(iter(errors), None)
     if first is None:
-        return ""
+        return "tokens" if _other_tokens(view) else ""
     role, slot = role_of(view.name(first.pair)), view.slot_role(first.row)
     if first.reason == "shape" and slot == INPUT and role in ("embed", "attn_norm"):
         return "count"
+    if role != "embed" and _other_tokens(view):
+        return "tokens"
     if first.cause == "input":
         return "tokens" if ratio(view, first.row) is None else ""
     if role == "embed" and slot == OUTPUT and first.cause == "introduced" and ratio(view, first.row) is None:
         return "tokens"
     return ""
+
+
+def _other_tokens(view: View) -> bool:
+    """Did the two look up other rows of one embedding? A look-up computes nothing: what it gives has the figures of its table to
+    their last digit, up to the rounding of a table that one side holds in another dtype, and a multiple of it is a setting."""
+    pair = next((p for p in range(len(view.records)) if role_of(view.name(p)) == "embed" and view.paired(p)), -1)
+    rows = view.of_pair(pair, OUTPUT) if pair >= 0 else []
+    if not rows or any(view.judged.verdict[r] == "error" for r in view.of_pair(pair, PARAMETER)):
+        return False
+    m, row = view.measures, rows[0]
+    if m.from_tensors[row] or not m.numel[row] or ratio(view, row) is not None:
+        return False  # tensors are judged element by element
+    t, g = int(view.leaves.target[row]), int(view.leaves.golden[row])
+    one, other = view.train.calls.values, view.rollout.calls.values
+    kinds = one.kinds[one.kind[t]][2], other.kinds[other.kind[g]][2]
+    rounding, bound = (0.0, 0.0) if kinds[0] == kinds[1] else (float(m.rounding[row]), float(m.bound[row]))
+    norms = float(one.figures[t, 3]), float(other.figures[g, 3])
+    allowed = LOOK_UP * (rounding * (m.numel[row] ** -0.5 + rounding) + UNIT_ROUNDOFF_FP32) * max(norms)
+    for norm, kind, values in zip(norms, kinds, (one, other), strict=True):
+        allowed += 0.0 if kind in values.fine else ROUNDED * spacing(kind, norm)
+    return abs(norms[0] - norms[1]) > allowed or float(m.d_extreme[row]) > bound
+
+
+def spacing(short: str, value: float) -> float:
+    """From one number of a dtype to the next, at ``value``."""
+    form = float_format(short)
+    return 2.0 ** (math.frexp(value)[1] - form.p) if form is not None and value > 0 else 0.0
 
 
 def _other_sizes(view: View) -> bool:

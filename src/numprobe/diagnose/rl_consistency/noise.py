@@ -1,8 +1,10 @@
-"""What experts may differ by, beyond the arithmetic of their inputs: few tokens each, and near-ties of the routing."""
+"""What is expected of weights, which are copies, and of experts: few tokens each, and near-ties of the routing."""
 
 from __future__ import annotations
 
 import math
+
+import numpy as np
 
 from numprobe.align.leaves import LeafPairs
 from numprobe.align.records import RecordPairs
@@ -10,6 +12,7 @@ from numprobe.align.roles.form import EXPERTS
 from numprobe.align.roles.side import RoleSide
 from numprobe.compare.expected import Allowed
 from numprobe.compare.measure import Measures
+from numprobe.formats.msprobe.values import ValueTable
 from numprobe.record.names import parse_name
 from numprobe.record.trace import INPUT, OUTPUT, PARAMETER
 
@@ -20,6 +23,24 @@ TIES = (
 ANOTHER = 0.3  # relative change of a token's output that one other expert makes: the least likely of the chosen
 MOST_ROUNDINGS, MOST_NOISE = 16.0, 1e-4  # errors above both are no noise
 DILUTED = 0.5  # of that, what is left in the sum with the residual, from there on
+
+
+COPIED = 2.0**-16  # relative: how far the figures of one tensor are apart, computed on two devices
+MOST_COPIED = 0.75  # of the weights that both sides have in one dtype
+
+
+def expect_copies(m: Measures, leaves: LeafPairs, train: ValueTable, rollout: ValueTable) -> None:
+    """Where most weights of one dtype are copies to their last digit, all are expected to be: none has its dtype's rounding to
+    spare."""
+    roles = np.array([role == PARAMETER for role, _ in train.slots], bool)
+    rows = np.flatnonzero(leaves.both & m.is_float)
+    rows = rows[roles[train.slot[leaves.target[rows]]]]
+    short = [np.array([name for _, _, name in side.kinds]) for side in (train, rollout)]
+    one = short[0][train.kind[leaves.target[rows]]]
+    rows = rows[one == short[1][rollout.kind[leaves.golden[rows]]]]
+    copied = (m.d_norm[rows] <= COPIED + m.stat[rows]) & (m.d_extreme[rows] <= COPIED)
+    if len(rows) and copied.mean() >= MOST_COPIED:
+        m.bound[rows] = COPIED
 
 
 def noise_of_experts(train: RoleSide, records: RecordPairs, leaves: LeafPairs, m: Measures) -> Allowed:

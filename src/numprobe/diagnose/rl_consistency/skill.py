@@ -23,7 +23,7 @@ from numprobe.compare.measure import NOTHING, measure
 from numprobe.compare.tensors import measure_tensors
 from numprobe.diagnose.rl_consistency import classify, evidence
 from numprobe.diagnose.rl_consistency import result as data
-from numprobe.diagnose.rl_consistency.noise import noise_of_experts
+from numprobe.diagnose.rl_consistency.noise import expect_copies, noise_of_experts
 from numprobe.diagnose.rl_consistency.view import View, number, place
 from numprobe.execution.stages import Listener, Stages, ignore
 from numprobe.formats.dump import Dump, open_dump
@@ -69,7 +69,9 @@ def analyse(
     stages.begin("compare")
     measures = measure(leaves, one.calls.values, other.calls.values)
     measure_tensors(measures, leaves, one.calls, other.calls, threads=default_threads())
-    judged = judge(one.calls, other.calls, records, leaves, measures, noise_of_experts(one, records, leaves, measures))
+    expect_copies(measures, leaves, one.calls.values, other.calls.values)
+    allowed = noise_of_experts(one, records, leaves, measures)
+    judged = judge(one.calls, other.calls, records, leaves, measures, allowed, foreign=True)
     view = View(one, other, records, leaves, measures, judged)
     stages.end()
     stages.begin("anchor")

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from numprobe.formats.msprobe.members import SECTION_ROLES, UndecodableMember, decode_member, flatten, quoted
-from numprobe.record.dtypes import short_dtype
+from numprobe.record.dtypes import float_format, short_dtype
 from numprobe.record.names import DEBUG, PARAMETERS_GRAD, OpName, parse_name
 from numprobe.record.nonfinite import Number, number
 from numprobe.record.shapes import clean_shape, numel
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _Decoded = TypeVar("_Decoded")
 
 TOGETHER = 1000  # records decoded at once
+SINGLE = 24  # bits of the significand of fp32
 FIGURES = ("max", "min", "mean", "norm")
 ABSENT, NULL, GIVEN = 0, 1, 2  # status of a figure
 
@@ -97,7 +98,7 @@ class ValueTable:
     ``status`` (rows, 4) says which (:data:`ABSENT`, :data:`NULL`, :data:`GIVEN`). ``exact`` holds the figures of a row where
     one of them is no float in the file (integers of any length, booleans). ``scalars``, ``digests``, ``files``, ``grad``
     (requires_grad) and ``stat_dtypes`` are sparse: row -> value. ``grad_of`` names, by record, the inputs whose gradients its
-    outputs are.
+    outputs are. ``fine`` has the short dtypes whose means and norms were computed with more digits than the dtype has.
     """
 
     names: list[str]
@@ -119,6 +120,7 @@ class ValueTable:
     grad: dict[int, bool] = field(default_factory=dict)
     stat_dtypes: dict[int, str] = field(default_factory=dict)
     grad_of: dict[int, list[str]] = field(default_factory=dict)
+    fine: frozenset[str] = frozenset()
 
     def __len__(self) -> int:
         return len(self.slot)
@@ -283,6 +285,7 @@ class _Builder:
         columns: list[NDArray[Any]] = [np.concatenate(column) for column in zip(*self.blocks, strict=True)]
         slot, kind, shape, figures, status = columns
         shapes = [clean_shape(s) for s in self.shapes.all]
+        kinds = [(type_, dtype, short_dtype(dtype)) for type_, dtype in self.kinds.all]
         sizes = np.array([-1 if (n := numel(s)) is None else n for s in shapes], np.int64)
         exact = {
             row: tuple(
@@ -295,7 +298,7 @@ class _Builder:
             self.ops,
             np.array(self.first, np.int64),
             self.slots.all,
-            [(type_, dtype, short_dtype(dtype)) for type_, dtype in self.kinds.all],
+            kinds,
             shapes,
             slot,
             kind,
@@ -305,7 +308,23 @@ class _Builder:
             status,
             exact,
             **self.sparse,
+            fine=_fine(kinds, kind, figures[:, 3]),
         )
+
+
+def _fine(kinds: list[tuple[str, str, str]], kind: NDArray[np.int32], norms: NDArray[np.float64]) -> frozenset[str]:
+    """The dtypes of few digits of whose norms most have more."""
+    found = set()
+    for short in {short for _, _, short in kinds}:
+        form = float_format(short)
+        if form is None or form.p >= SINGLE:
+            continue
+        of_dtype = norms[np.array([s == short for _, _, s in kinds])[kind]]
+        mantissas, _ = np.frexp(of_dtype[np.isfinite(of_dtype) & (of_dtype > 0)])
+        scaled = mantissas * 2.0**form.p
+        if len(scaled) and np.mean(scaled != np.rint(scaled)) > 0.5:
+            found.add(short)
+    return frozenset(found)
 
 
 def _leaf_of(value: Value) -> _Leaf:

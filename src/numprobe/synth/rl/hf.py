@@ -86,7 +86,7 @@ class HuggingFace(Runner):
                 CLASSES[side.activation],
                 (g,),
                 lambda: [self.arithmetic.gated(side.activation, y, one) for y, one in zip(g, ones, strict=True)],
-                place=f"layers.{i}.act",
+                place=f"layers.{i}.gate_act",
             )
             product = [self.arithmetic.round(a * b) for a, b in zip(act, u, strict=True)]
             return self._linear(f"{path}.down_proj", product, f"{i}.down")

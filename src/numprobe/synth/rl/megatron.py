@@ -92,7 +92,8 @@ class Megatron(Runner):
         def run() -> tuple[Spread, None]:
             return self._product(self.norm(x, f"{i}.{norm}") if fused else x, weight, bias), None
 
-        return self.recorder.call(path, cls, (x,), run, place=f"layers.{i}.{place}", parameters=parameters)[0]
+        places = tuple(f"layers.{i}.{one}" for one in ((place, norm) if fused else (place,)))
+        return self.recorder.call(path, cls, (x,), run, place=places, parameters=parameters)[0]
 
     def _row(self, path: str, x: Spread, i: int, name: str) -> Spread:
         weight = self.columns(f"{i}.{name}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from numprobe.synth.rl.arithmetic import Array
+from numprobe.synth.rl.arithmetic import Array, to_bf16
 
 Spread: TypeAlias = "list[Array]"  # a tensor, rank by rank
 Value: TypeAlias = "Spread | None"
@@ -21,8 +22,9 @@ TORCH = {"bf16": "torch.bfloat16", "fp32": "torch.float32"}
 class Recorder:
     """Records of one side. ``places`` says which leaf modules fill which place of the model: the truth about the mapping."""
 
-    def __init__(self, world: int, dtype: str, level: str, code: str, *, tensors: bool) -> None:
+    def __init__(self, world: int, dtype: str, level: str, code: str, *, tensors: bool, short: bool) -> None:
         self.world, self.dtype, self.level, self.code, self.tensors = world, dtype, level, code, tensors
+        self.short = short and dtype == "bf16"
         self.places: dict[str, list[str]] = defaultdict(list)
         self._data: list[dict[str, Any]] = [{} for _ in range(world)]
         self._files: list[dict[str, Array]] = [{} for _ in range(world)]
@@ -37,7 +39,7 @@ class Recorder:
         inputs: tuple[Value, ...],
         run: Callable[[], Result],
         *,
-        place: str = "",
+        place: str | tuple[str, ...] = (),
         kwargs: Mapping[str, Value] | None = None,
         parameters: Mapping[str, Spread] | None = None,
     ) -> Result:
@@ -47,8 +49,8 @@ class Recorder:
         outputs = run()
         self._open.pop()
         self._add(name, inputs, kwargs or {}, outputs, parameters or {})
-        if place:
-            self.places[place].append(name)
+        for one in (place,) if isinstance(place, str) else place:
+            self.places[one].append(name)
         return outputs
 
     def api(self, name: str, inputs: tuple[Value, ...], outputs: Spread) -> Spread:
@@ -102,7 +104,8 @@ class Recorder:
             figures = [x.max(), x.min()] if x.size else [None, None]
             if floating and x.size:
                 wide = x.astype(np.float64)
-                figures += [np.float32(wide.mean()), np.float32(np.sqrt((wide * wide).sum()))]
+                sums = np.array([wide.mean(), np.sqrt((wide * wide).sum())], np.float32)
+                figures += list(to_bf16(sums) if self.short else sums)
         kinds = dict(zip(("Max", "Min", "Mean", "Norm"), [*figures, None, None], strict=False))
         leaf |= {k: None if v is None else v.item() for k, v in kinds.items()} | {"requires_grad": floating}
         if self.tensors:
@@ -110,10 +113,21 @@ class Recorder:
             self._files[rank][f"{name}.npy"] = x
         return leaf
 
-    def figures(self, name: str) -> dict[str, float]:
-        """Of the first input of a record, on the first rank."""
-        leaf: dict[str, float] = self._data[0][name]["input_args"][0]
-        return leaf
+    def figures(self, place: str, role: str) -> tuple[float, float, float]:
+        """Max, Min and Norm of the first slot of a role (``input_args``, ``output``, ``parameters``) of what fills a place, over
+        all modules and ranks that have another part of it."""
+        found = dict.fromkeys(
+            tuple(float(leaf[k]) for k in ("Max", "Min", "Norm"))
+            for name in self.places[place]
+            for record in (data[name][role] for data in self._data)
+            for leaf in [record["weight"] if role == "parameters" else record[0]]
+        )
+        return max(f[0] for f in found), min(f[1] for f in found), math.sqrt(sum(f[2] ** 2 for f in found))
+
+    def elements(self, place: str, role: str) -> Array:
+        """Those of the first slot, one after the other, on the first rank."""
+        [name] = self.places[place]
+        return self._files[0][self._data[0][name][role][0]["data_name"]].ravel()
 
     def write(self, step: Path) -> None:
         """One folder a rank below ``step``; tensors as ``.npy``, bfloat16 as two opaque bytes."""

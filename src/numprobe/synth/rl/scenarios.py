@@ -26,8 +26,9 @@ class Expected:
 class Plan:
     """Two sides and the truth about them: ``figures`` from Max, Min, Mean and Norm, ``tensors`` from every element.
 
-    ``blind`` names the transform that figures cannot show, which an answer from figures has to name. ``hidden``: whether
-    figures show the fault at all is to be measured at ``figures.places``.
+    ``blind`` names the transform that figures cannot show, which an answer from figures has to name. ``shown_by``: the slot of
+    ``figures.places[0]`` where it is to be measured whether figures show the fault at all; where both sides have its elements in
+    the ``same_order``, whether tensors do.
     """
 
     model: Model
@@ -38,7 +39,8 @@ class Plan:
     tensors: Expected = Expected()
     blind: str = ""
     ratio: float | None = None
-    hidden: bool = False
+    shown_by: str = ""
+    same_order: bool = False
 
     def found(self, classes: tuple[str, ...], *places: str) -> Plan:
         """The same fault is found in both modes."""
@@ -74,6 +76,7 @@ def _clean(draw: Random, *, latent: bool | None = None, style: str = "megatron",
         fused_norm=draw.random() < 0.4,
         level=draw.choice(("L0", "mix")),
         shows_activation=False,  # Megatron takes the function before it can be wrapped
+        short_figures=draw.random() < 0.3,
     )
     rollout = Side(
         "engine",
@@ -81,6 +84,7 @@ def _clean(draw: Random, *, latent: bool | None = None, style: str = "megatron",
         parts=draw.choice((2, 4)),
         level=draw.choice(("L0", "mix")),
         warm_up=draw.choice((0, 48, 64)),
+        short_figures=draw.random() < 0.3,
     )
     return Plan(model, train, rollout)
 
@@ -111,7 +115,7 @@ def activation_mix(draw: Random) -> Plan:
 
 def activation_fsdp(draw: Random) -> Plan:
     plan = _activation(_clean(draw, latent=False, style="hf"), draw)
-    return plan.found(("configuration_difference",), "layers.0.act", "layers.0.down")
+    return plan.found(("configuration_difference",), "layers.0.down", "layers.0.gate_act")
 
 
 def activation_hidden(draw: Random) -> Plan:
@@ -120,7 +124,9 @@ def activation_hidden(draw: Random) -> Plan:
     plan = replace(plan, model=replace(plan.model, gate_scale=draw.choice((2.0, 4.0, 8.0)))).wrong(
         "train", activation="gelu"
     )
-    return replace(plan.found(("missing_operator",), "layers.0.down", "layers.0.act"), hidden=True)
+    return replace(
+        plan.found(("missing_operator",), "layers.0.down", "layers.0.act"), shown_by="input_args", same_order=True
+    )
 
 
 def activation_rollout(draw: Random) -> Plan:
@@ -166,16 +172,18 @@ def weight(draw: Random) -> Plan:
     wrong = plan.wrong(side, stale={f"{layer}.{name}": factor})
     whole = factor if place == name else None
     wrong = wrong.found(("parameter_difference",), f"layers.{layer}.{place}")
-    return replace(wrong, ratio=whole if side == "train" or whole is None else 1 / whole)
+    ratio = whole if side == "train" or whole is None else 1 / whole
+    return replace(wrong, ratio=ratio, shown_by="parameters")
 
 
 def shard(draw: Random) -> Plan:
     """One rank's part of a weight."""
     plan = _sharded(draw).wrong("rollout", world=1)
     layer, name = draw.randrange(plan.model.layers), draw.choice(("out", "down", "gate", "up"))
-    stale = (f"{layer}.{name}", draw.randrange(2), draw.choice((0.9, 1.1, -1.0)))
+    stale = (f"{layer}.{name}", draw.randrange(2), draw.choice((0.9, 1.1)))
     place = {"gate": "gate_up", "up": "gate_up"}.get(name, name)
-    return plan.wrong("train", stale_shard=stale).found(("parameter_difference",), f"layers.{layer}.{place}")
+    plan = plan.wrong("train", stale_shard=stale).found(("parameter_difference",), f"layers.{layer}.{place}")
+    return replace(plan, shown_by="parameters")
 
 
 def attention_scale(draw: Random) -> Plan:
@@ -190,7 +198,7 @@ def attention_scale(draw: Random) -> Plan:
 def epsilon(draw: Random) -> Plan:
     plan = _clean(draw).wrong(draw.choice(("train", "rollout")), epsilon=draw.choice((0.05, 0.1)))
     fused = plan.train.fused_norm and not plan.model.latent
-    return plan.found(INSIDE, "layers.0.qkv" if fused else "layers.0.attn_norm")
+    return replace(plan.found(INSIDE, "layers.0.qkv" if fused else "layers.0.attn_norm"), shown_by="output")
 
 
 def embedding_scale(draw: Random) -> Plan:
@@ -205,13 +213,14 @@ def rotary_style(draw: Random) -> Plan:
     """Neighbours are rotated with each other instead of the halves of a head."""
     plan = _clean(draw, latent=False).wrong(draw.choice(("train", "rollout")), rotary="neighbours")
     plan = plan.found(INSIDE, "layers.0.core", "layers.0.out")
-    return replace(plan, blind="rotary", tensors=Expected(ORDER, ("layers.0.core",)))
+    return replace(plan, blind="rotary", tensors=Expected(ORDER, ("layers.0.core",)), shown_by="input_args")
 
 
 def gate_up_exchanged(draw: Random) -> Plan:
     plan = _clean(draw).wrong(draw.choice(("train", "rollout")), exchanged_halves=True)
     plan = plan.found(("missing_operator", *INSIDE), "layers.0.down", "layers.0.act")
-    return replace(plan, blind="gate_up", tensors=Expected(("layout_error",), ("layers.0.gate_up",)))
+    exact = Expected(("layout_error",), ("layers.0.gate_up",))
+    return replace(plan, blind="gate_up", tensors=exact, shown_by="input_args")
 
 
 def heads_exchanged(draw: Random) -> Plan:
@@ -229,7 +238,8 @@ def qkv_rows(draw: Random) -> Plan:
 
 def prompt_shifted(draw: Random) -> Plan:
     """Another prompt of the same length: nobody is to blame."""
-    return replace(_clean(draw).wrong("rollout", shift=1), verdicts=("premise_broken",))
+    plan = _clean(draw).wrong("rollout", shift=1)
+    return replace(plan, verdicts=("premise_broken",), figures=Expected((), ("embed",)), shown_by="output")
 
 
 def embedding_nan(draw: Random) -> Plan:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
@@ -17,7 +17,8 @@ from numprobe.synth.rl.recorder import Recorder, Spread
 class Side:
     """``style`` megatron, hf or engine; the rest is right unless a scenario says otherwise.
 
-    ``stale`` are weights by their factor, ``stale_shard`` is (weight, rank, factor) where ranks share weights.
+    ``short_figures``: Mean and Norm are in the dtype of the tensor. ``stale`` are weights by their factor, ``stale_shard`` is
+    (weight, rank, factor) where ranks share weights.
     """
 
     style: str
@@ -28,6 +29,7 @@ class Side:
     fused_norm: bool = False
     shows_activation: bool = True
     warm_up: int = 0
+    short_figures: bool = False
     activation: str = "silu"
     attention_factor: float = 1.0
     attention_layer: int | None = None
@@ -41,6 +43,11 @@ class Side:
     stale_shard: tuple[str, int, float] | None = None
     shift: int = 0
     nan_rank: int | None = None
+
+    def healthy(self) -> Side:
+        """The same program without any fault."""
+        plain, names = Side(self.style), [f.name for f in fields(Side)]
+        return replace(self, **{name: getattr(plain, name) for name in names[names.index("activation") :]})
 
     def factor(self, layer: int) -> float:
         """Of the scores of attention."""

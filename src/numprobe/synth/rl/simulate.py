@@ -22,6 +22,7 @@ from numprobe.synth.rl.side import Runner, Side
 
 STYLES: dict[str, type[Runner]] = {"megatron": Megatron, "hf": HuggingFace, "engine": Engine}
 CODE = {"train": "/train/model", "rollout": "/engine/models"}
+SHORT, EXACT = 2.0**-8, 2.0**-20  # the rounding of a figure
 UNSEEN, SEEN = (
     3.0,
     40.0,
@@ -83,9 +84,10 @@ def simulate(
     weights = make_weights(plan.model, numbers)
     ids = numbers.integers(0, plan.model.vocab, plan.model.tokens + 1)
     made = {name: run(plan.model, getattr(plan, name), weights, ids, CODE[name], tensors=tensors) for name in CODE}
-    if plan.hidden:
-        control = run(plan.model, replace(plan.train, activation="silu"), weights, ids, "", tensors=False)
-        plan = _visible(plan, made["train"], made["rollout"], control)
+    if plan.shown_by and (not tensors or plan.same_order):
+        sides = {name: getattr(plan, name).healthy() for name in CODE}
+        control = {name: run(plan.model, side, weights, ids, "", tensors=tensors) for name, side in sides.items()}
+        plan = _visible(plan, made, control)
     for name, recorder in made.items():
         recorder.write(out / name / "step0")
     truth = Truth(
@@ -105,7 +107,7 @@ def simulate(
 
 def run(model: Model, side: Side, weights: Weights, ids: Array, code: str, *, tensors: bool) -> Recorder:
     """The records of one side; ``ids`` has one token more than the prompt, for a side that reads it shifted."""
-    recorder = Recorder(side.world, side.dtype, side.level, code, tensors=tensors)
+    recorder = Recorder(side.world, side.dtype, side.level, code, tensors=tensors, short=side.short_figures)
     runner = STYLES[side.style](model, side, weights, recorder)
     if side.warm_up:
         runner.forward(np.zeros(side.warm_up, np.int64))
@@ -125,16 +127,21 @@ def _places(train: Recorder, rollout: Recorder) -> dict[str, dict[str, list[str]
     return {p: {"train": train.places.get(p, []), "rollout": rollout.places.get(p, [])} for p in names}
 
 
-def _visible(plan: Plan, train: Recorder, rollout: Recorder, control: Recorder) -> Plan:
-    """The verdicts that are right, from how far the figures of the place are apart, with the fault and without."""
-    place = plan.figures.places[0]
-    far, near = (_apart(side, rollout, place) for side in (train, control))
-    if far < UNSEEN * near:
-        return replace(plan, verdicts=(*NONE, "inconclusive"))
-    return plan if far > SEEN * near else replace(plan, verdicts=(*plan.verdicts, *NONE, "inconclusive"))
+def _visible(plan: Plan, made: dict[str, Recorder], control: dict[str, Recorder]) -> Plan:
+    """Whether the fault has to be found, from how far the place is apart, with the fault and without."""
+    short = any(recorder.short for recorder in made.values())
+    near = max(_apart(control, plan), SHORT if short else EXACT)
+    if _apart(made, plan) > SEEN * near:
+        return plan
+    return replace(plan, verdicts=(*plan.verdicts, *NONE, "inconclusive"))
 
 
-def _apart(train: Recorder, rollout: Recorder, place: str) -> float:
-    """The largest relative distance of Max, Min and Norm of the first input."""
-    one, other = (side.figures(side.places[place][0]) for side in (train, rollout))
-    return float(max(abs(one[k] - other[k]) / max(abs(one[k]), abs(other[k])) for k in ("Max", "Min", "Norm")))
+def _apart(sides: dict[str, Recorder], plan: Plan) -> float:
+    """The largest relative distance of Max, Min and Norm, or the distance of all elements where they are recorded."""
+    place, role = plan.figures.places[0], plan.shown_by
+    one, other = sides.values()
+    if one.tensors:
+        a, b = (np.float64(side.elements(place, role)) for side in (one, other))
+        return float(np.linalg.norm(a - b) / np.linalg.norm(b))
+    pairs = zip(one.figures(place, role), other.figures(place, role), strict=True)
+    return max(abs(a - b) / max(abs(a), abs(b)) for a, b in pairs)

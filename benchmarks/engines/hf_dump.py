@@ -1,0 +1,14 @@
+"""A forward pass of Hugging Face transformers."""
+
+from __future__ import annotations
+
+import torch
+import transformers
+from recording import arguments, prompt, recorded
+
+asked = arguments()
+model = transformers.AutoModelForCausalLM.from_pretrained(
+    asked.checkpoint, dtype=getattr(torch, asked.dtype), attn_implementation="sdpa"
+).eval()
+with recorded(model, asked):
+    model(prompt()[None])
