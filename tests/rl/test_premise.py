@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import permutations
+from pathlib import Path
 
 import pytest
+import torch
 
+from numprobe.pytorch import PrecisionDebugger
 from numprobe.record.errors import NumprobeError
 
 from .conftest import Dump
@@ -58,3 +61,31 @@ def test_two_training_dumps(dump: Dump) -> None:
     [finding] = result.findings
     assert (finding.clazz, finding.role, finding.layers) == ("parameter_difference", "out", [1])
     assert compared(dump(Run("megatron")), dump(Run("megatron"))).coverage == 1.0
+
+
+def test_modules_that_no_rule_knows(tmp_path: Path) -> None:
+    """Nothing of them is compared: that a few others agree says nothing."""
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder, self.decoder = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+            self.first, self.second, self.norm = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8), torch.nn.LayerNorm(8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.norm(self.second(self.first(self.decoder(self.encoder(x)))))
+
+    folders = []
+    for factor in (1.0, 3.0):
+        torch.manual_seed(0)
+        model = Net()
+        model.second.weight.data *= factor
+        folder = tmp_path / f"{factor}"
+        with torch.no_grad(), PrecisionDebugger(task="statistics", dump_path=str(folder), level="L0") as debugger:
+            debugger.start(model=model)
+            model(torch.ones(2, 8))
+            debugger.stop()
+            debugger.step()
+        folders.append(folder)
+    result = compared(*folders)
+    assert (result.verdict, result.reason, result.exit_code) == ("inconclusive", "coverage", 3)

@@ -74,7 +74,7 @@ def _rl(out: Path, lang: str, quiet: bool) -> int:
     }
     with _new_folder(out):
         _tell(words[lang])
-        simulate("activation_tp2", out, seed=1, layers=8)
+        simulate("activation_tp2", out, seed=8, layers=8)
     sides = [out / side / "step0" for side in ("train", "rollout")]
     _tell(f"$ numprobe rl {sides[0]} {sides[1]} -o {out / 'report'}")
     return run_command(

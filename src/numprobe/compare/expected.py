@@ -43,6 +43,8 @@ def _peaks(leaves: LeafPairs, golden: ValueTable) -> NDArray[np.float64]:
     A random relative error shows in a norm or a mean as n_eff^(-1/2) with n_eff = sqrt(n), and no less than with this share: the
     error of the largest element is not averaged out.
     """
+    if not len(golden):
+        return np.zeros(len(leaves))
     figures = golden.figures[leaves.golden]
     with np.errstate(all="ignore"):
         peaks = np.fmax(np.abs(figures[:, 0]), np.abs(figures[:, 1])) / figures[:, 3]

@@ -76,9 +76,10 @@ def analyse(
     stages.end()
     stages.begin("anchor")
     errors = [f for f in judged.findings if f.severity == "error"]
-    premise = classify.premise(view, errors)
+    known = min(_known(side) for side in (one, other)) >= ENOUGH
+    premise = classify.premise(view, errors) if known else ""
     coverage = _coverage(view)
-    findings = [] if premise else evidence.findings(view, errors, coverage)
+    findings = [] if premise or not known else evidence.findings(view, errors, coverage)
     stages.end()
     stages.begin("report")
     found = _result(dumps, view, premise, findings, coverage, merged)
@@ -112,9 +113,15 @@ def _need_modules(dump: Dump, side: RoleSide) -> None:
 
 
 def _coverage(view: View) -> float:
-    """The share of the canonical slots of both sides that were compared."""
+    """The share of the canonical slots of both sides that were compared, and no more than of the modules that have slots."""
     total = len(view.train.calls.values) + len(view.rollout.calls.values)
-    return 2 * int((view.leaves.both & (view.measures.by != NOTHING)).sum()) / total if total else 0.0
+    compared = 2 * int((view.leaves.both & (view.measures.by != NOTHING)).sum()) / total if total else 0.0
+    return min(compared, *(_known(side) for side in (view.train, view.rollout)))
+
+
+def _known(side: RoleSide) -> float:
+    """The share of the modules whose role is known: of the others nothing is a slot."""
+    return sum(m.role.known for m in side.modules) / len(side.modules) if side.modules else 0.0
 
 
 def _result(
