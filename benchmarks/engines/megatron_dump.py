@@ -63,7 +63,7 @@ def build(c: Config, asked: argparse.Namespace) -> torch.nn.Module:
             "moe_ffn_hidden_size": c["moe_intermediate_size"],
             "moe_router_pre_softmax": not c["norm_topk_prob"],
             "moe_router_load_balancing_type": "none",
-            "moe_token_dispatcher_type": "alltoall" if asked.ep > 1 else "allgather",
+            "moe_token_dispatcher_type": "allgather",
             "expert_model_parallel_size": asked.ep,
         }
     settings = TransformerConfig(

@@ -19,6 +19,7 @@ WARNING, ERROR = 4.0, 16.0  # rho: found over expected
 FOREIGN = 8.0  # the error of two programs that have the weights, but not the code in common
 CONTEXT = 32  # clean outputs that show how far the two runs are apart at this depth
 FINE = 2.0**-10
+ENOUGH, OUTSTANDING = 8, 8.0  # clean outputs that show how far norms are apart, and how much more is no chance
 SMALL = 16  # tensors of fewer elements are figures: a sum that cancels may lose all its digits
 LARGE = 0.5  # relative: no few tokens make such a difference
 FEW = 16  # elements that may go the other way by chance, however small the error
@@ -79,6 +80,7 @@ class Expectation:
         self.details = m.details
         self.errors: dict[bool, deque[float]] = {way: deque(maxlen=CONTEXT) for way in (False, True)}
         self.norms: dict[bool, deque[float]] = {way: deque(maxlen=CONTEXT) for way in (False, True)}
+        self.changes: dict[bool, deque[float]] = {way: deque(maxlen=CONTEXT) for way in (False, True)}
         self.backward = False
         self._context: dict[bool, float | None] = {False: None, True: None}
 
@@ -87,6 +89,7 @@ class Expectation:
         if self.error[row] > 0:  # tables that both sides compute alike say nothing about the others
             self.errors[self.backward].append(self.error[row])
             self._context[self.backward] = None
+        self.changes[self.backward].append(self._norm_change(row))
         self.norms[self.backward].append(self.rms[row] * math.sqrt(self.numel[row]))
 
     def context(self) -> float:
@@ -162,6 +165,14 @@ class Expectation:
         mean = _ratio(self.d_mean[row], share + stat)
         extreme = _ratio(self.d_extreme[row], 2 * expected + self.bound[row] / 4)
         return max(norm, mean, extreme)
+
+    def _norm_change(self, row: int) -> float:
+        return self._sums(row)[0] if self.from_tensors[row] else self.d_norm[row]
+
+    def stands_out(self, row: int) -> bool:
+        """Is the norm much further off than that of any clean output at this depth?"""
+        usual = [c for c in self.changes[self.backward] if c == c]
+        return len(usual) >= ENOUGH and self._norm_change(row) > OUTSTANDING * max(*usual, FLOOR)
 
     def is_fine(self, row: int) -> bool:
         """Would any change show: are these tensors, digests or values, or figures of more digits than a short dtype has?"""

@@ -184,7 +184,8 @@ class Ledger:
         if self.rho[row] > (FOREIGN if self.foreign else ERROR):
             return True
         if self.foreign:
-            return False
+            few = self.expect.is_allowed(row) and not self.expect.everywhere(row, self.expected[row])
+            return self.rho[row] > WARNING and not few and self.expect.stands_out(row)
         return bool(argument or self.missing) and self.expect.rho(row, self.expected[row], True) > WARNING
 
     def flip(self, row: int, status: str = "tie") -> None:
