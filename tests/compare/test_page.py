@@ -175,7 +175,7 @@ def test_a_clean_comparison_states_what_was_compared():
 
 def test_an_inconclusive_comparison_claims_nothing():
     text = shown(Page(text_of("inconclusive")))
-    assert "of what was recorded of rank0 only 12.0 % has a partner" in text
+    assert "Of what was recorded of rank0 only 12.0 % has a partner" in text
     assert "no proof that there is none" in text
     assert "recorded at level L1, the golden run at level L0" in text
     assert "so there are no layers to show" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -21,6 +22,7 @@ SIDES = ("target", "golden")
 READING = ("E-FMT-010", "E-FMT-011", "E-FMT-012")  # errors that have a text of their own
 DAMAGE = {"truncated": "cut", "live": "growing"}  # the rest: damaged
 ONLY = {"L0": ("module", PARAMETERS_GRAD), "L1": ("api",)}  # kinds of records of a level
+CODE = re.compile(r"E-[A-Z]{3}-\d{3}")
 AS_ASKED = {"tensor": "no_tensors", "digest": "no_digests"}  # by figures alone, what has none is not compared
 
 
@@ -140,14 +142,26 @@ def of_amount(
     pair: RankPair, own: tuple[int, int], judged: int, recorded: int, files: tuple[str, str]
 ) -> list[Problem]:
     """Too little of a rank was compared. ``own``: leaves of each side; ``judged`` of the ``recorded`` ones of both have been."""
+    if not any(own):
+        return [Problem("nothing", "", pair.step, pair.target, encodable(files[0]))]
     for side, name in enumerate(SIDES):
         if not own[side] and own[1 - side]:
             key = (pair.target, pair.golden)[side]
             return [Problem("empty", name, pair.step, key, encodable(files[side]), {"count": own[1 - side]})]
     share = 2 * judged / recorded if recorded else 0.0
-    if any(own) and share < ENOUGH:
+    if share < ENOUGH:
         return [Problem("little", "", pair.step, pair.target, encodable(files[0]), {"coverage": round(share, 4)})]
     return []
+
+
+def of_tensors(pair: RankPair, measures: Measures, file: str) -> list[Problem]:
+    """Tensors that could not be read; ``why`` has the codes of their errors."""
+    unread = measures.problems.values()
+    if not unread:
+        return []
+    codes = sorted({found[0] for text in unread if (found := CODE.search(text))})
+    values: dict[str, str | int | float] = {"count": len(unread), "why": ", ".join(codes)}
+    return [Problem("tensors", "", pair.step, pair.target, encodable(file), values)]
 
 
 def of_mode(by: str, pair: RankPair, measures: Measures, file: str) -> list[Problem]:

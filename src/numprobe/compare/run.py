@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 from math import inf
 from pathlib import Path
 
@@ -222,6 +223,7 @@ def _tasks(
             ]
             tasks.append(make(a.step, t, g, unit=unit, noise=others.get("noise"), baseline=others.get("baseline")))
     if not tasks:
+        _refuse_missing(steps)
         raise NumprobeError(
             "E-CMP-001",
             "no rank of one dump has a partner in the other",
@@ -234,6 +236,21 @@ def _tasks(
     threads = max(1, 2 // len(tasks))
     _refuse_unused(tasks, further)
     return [replace(task, threads=threads) for task in tasks], alone, problems
+
+
+def _refuse_missing(steps: Sequence[tuple[StepFolder, StepFolder]]) -> None:
+    """Folders of ranks that have a partner, and no dump.json."""
+    pairs = (
+        (rank, partner) for a, b in steps for rank, partner in product(a.ranks, b.ranks) if rank.rank == partner.rank
+    )
+    for rank in (r for pair in pairs for r in pair if r.problem == "missing"):
+        raise NumprobeError(
+            "E-CMP-001",
+            "no rank can be compared: {file} is missing",
+            where=encodable(str(rank.dump)),
+            do="copy it there, or record it again",
+            file=rank.file,
+        )
 
 
 def _refuse_unused(tasks: Sequence[RankTask], further: Mapping[str, Dump]) -> None:
