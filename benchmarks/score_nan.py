@@ -9,7 +9,6 @@ never looked at while the skill was tuned. Intervals are Wilson's, 95 %.
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import tempfile
@@ -21,7 +20,7 @@ from pathlib import Path
 import reference_nan as reference
 from numprobe.diagnose.nan_overflow.skill import NanOptions, analyse
 from numprobe.synth.nan import HELD_OUT, SCENARIOS, UNIT, simulate
-from scoring import calibration, rate, runs
+from scoring import calibration, options_of, rate, runs
 
 SIZE = replace(
     UNIT, name="unit, short", layers=1, micro_batches=2
@@ -85,24 +84,13 @@ def score(scenario: str, seed: int, scratch: str) -> Scored:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=100)
-    parser.add_argument("--first-seed", type=int, default=1000, help="seeds below 1000 were used while tuning")
-    parser.add_argument("--scenario", action="append", default=[])
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--misses", type=int, default=0, help="print so many misses a scenario")
+    parser = options_of(__doc__)
     options = parser.parse_args()
     names = options.scenario or list(dict.fromkeys([*SCENARIOS, *HELD_OUT]))
-    shm = Path("/dev/shm")
-    scratch = tempfile.mkdtemp(dir=shm if shm.is_dir() else None)
     began = time.monotonic()
     scored: dict[str, list[Scored]] = defaultdict(list)
-    seeds = range(options.first_seed, options.first_seed + options.seeds)
-    try:
-        for one in runs(score, names, seeds, scratch, options.jobs):
-            scored[one.scenario].append(one)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    for one in runs(score, names, options):
+        scored[one.scenario].append(one)
     report(names, scored, options.misses, time.monotonic() - began)
     return 0
 

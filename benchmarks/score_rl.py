@@ -10,7 +10,6 @@ Wilson's, 95 %.
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import tempfile
@@ -24,7 +23,7 @@ import reference_rl as reference
 from numprobe.diagnose.rl_consistency.result import Finding, RlResult
 from numprobe.diagnose.rl_consistency.skill import RlOptions, analyse
 from numprobe.synth.rl import SCENARIOS, Expected, Truth, simulate
-from scoring import calibration, rate, runs
+from scoring import calibration, options_of, rate, runs
 
 MODES = ("figures", "tensors")
 
@@ -110,26 +109,15 @@ def _f1(result: RlResult, truth: Truth) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=100)
-    parser.add_argument("--first-seed", type=int, default=1000, help="seeds below 1000 were used while tuning")
-    parser.add_argument("--scenario", action="append", default=[])
+    parser = options_of(__doc__)
     parser.add_argument("--mode", action="append", default=[], choices=MODES)
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--misses", type=int, default=0, help="print so many misses a scenario and mode")
     options = parser.parse_args()
     names = options.scenario or list(SCENARIOS)
     modes = options.mode or list(MODES)
-    shm = Path("/dev/shm")
-    scratch = tempfile.mkdtemp(dir=shm if shm.is_dir() else None)
     began = time.monotonic()
     scored: dict[tuple[str, str], list[Scored]] = defaultdict(list)
-    seeds = range(options.first_seed, options.first_seed + options.seeds)
-    try:
-        for one in runs(score, [f"{m}:{n}" for m in modes for n in names], seeds, scratch, options.jobs):
-            scored[one.mode, one.scenario].append(one)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    for one in runs(score, [f"{m}:{n}" for m in modes for n in names], options):
+        scored[one.mode, one.scenario].append(one)
     for mode in modes:
         _report(mode, {n: scored[mode, n] for n in names}, options.misses)
     print(f"\n{sum(map(len, scored.values()))} runs in {time.monotonic() - began:.0f} s.")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import math
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
 from typing import TypeVar
 
 BINS = (0.0, 0.25, 0.5, 0.6, 0.75, 0.85, 1.0)
@@ -34,12 +37,29 @@ def rate(values: Iterable[bool | None], *, interval: bool = False) -> str:
     return f"{100 * sum(known) / len(known):.1f}" + (f" ({100 * low:.0f}-{100 * high:.0f})" if interval else "")
 
 
+def options_of(doc: str | None) -> argparse.ArgumentParser:
+    """The options of every score."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=100)
+    parser.add_argument("--first-seed", type=int, default=1000, help="seeds below 1000 were used while tuning")
+    parser.add_argument("--scenario", action="append", default=[])
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--misses", type=int, default=0, help="print so many misses a scenario (and mode)")
+    return parser
+
+
 def runs(
-    score: Callable[[str, int, str], Scored], names: Sequence[str], seeds: range, scratch: str, jobs: int
+    score: Callable[[str, int, str], Scored], names: Sequence[str], options: argparse.Namespace
 ) -> Iterator[Scored]:
-    """``score(name, seed, scratch)`` of every name and seed, as they get ready; progress on stderr."""
+    """``score(name, seed, scratch)`` of every name and seed, as they get ready; progress on stderr. ``scratch`` is a folder that
+    is gone afterwards."""
     began = time.monotonic()
-    with ProcessPoolExecutor(jobs) as pool:
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    shm = Path("/dev/shm")
+    with (
+        tempfile.TemporaryDirectory(dir=shm if shm.is_dir() else None, ignore_cleanup_errors=True) as scratch,
+        ProcessPoolExecutor(options.jobs) as pool,
+    ):
         futures = [pool.submit(score, name, seed, scratch) for seed in seeds for name in names]
         for done, future in enumerate(as_completed(futures), 1):
             yield future.result()

@@ -47,7 +47,22 @@ class Case:
     seen: tuple[str, ...] = ()
 
 
+def _either(
+    name: str, fault: str, classes: tuple[str, ...], words: tuple[str, ...], seen: tuple[str, ...] = ()
+) -> list[Case]:
+    """One fault of the checkpoint, on the training side and on the rollout side."""
+    return [
+        Case(name, "megatron", train_fault=fault, classes=classes, words=words, seen=seen),
+        Case(f"{name}, rollout", "megatron", rollout_fault=fault, classes=classes, words=words, seen=seen),
+    ]
+
+
+IMPLEMENTATION, PARAMETER = ("implementation_difference",), ("parameter_difference",)
+SETTING = ("implementation_difference", "configuration_difference")
+ACTIVATION = ("missing_operator", "configuration_difference")
+ATTENTION, MLP = ("layers.0.self_att",), ("layers.0.mlp",)
 DOWN = ("layers.1.mlp.linear_fc2", "layers.1.mlp.down_proj", "layers.1.mlp.experts")
+FIRST_DOWN = ("layers.0.mlp.linear_fc2", "layers.0.mlp.down_proj")
 CLEAN = [
     Case("clean", "megatron"),
     Case("clean tp2", "megatron --tp 2"),
@@ -56,95 +71,26 @@ CLEAN = [
     Case("clean megatron, hf", "megatron", "hf"),
 ]
 EITHER = [
-    Case("stale weight", "megatron", train_fault="stale_weight", classes=("parameter_difference",), words=DOWN),
-    Case(
-        "stale weight, rollout", "megatron", rollout_fault="stale_weight", classes=("parameter_difference",), words=DOWN
-    ),
-    Case(
-        "epsilon",
-        "megatron",
-        train_fault="epsilon",
-        classes=("implementation_difference",),
-        words=("layers.0.input_layernorm",),
-    ),
-    Case(
-        "epsilon, rollout",
-        "megatron",
-        rollout_fault="epsilon",
-        classes=("implementation_difference",),
-        words=("layers.0.input_layernorm",),
-    ),
-    Case(
-        "rotary base",
-        "megatron",
-        train_fault="rotary_base",
-        classes=("implementation_difference", "configuration_difference"),
-        words=("layers.0.self_att",),
-    ),
-    Case(
-        "rotary base, rollout",
-        "megatron",
-        rollout_fault="rotary_base",
-        classes=("implementation_difference", "configuration_difference"),
-        words=("layers.0.self_att",),
-    ),
-    Case("qkv not regrouped", "megatron", train_fault="qkv", classes=ORDER, words=("layers.0.self_att",)),
+    *_either("stale weight", "stale_weight", PARAMETER, DOWN),
+    *_either("epsilon", "epsilon", IMPLEMENTATION, ("layers.0.input_layernorm",)),
+    *_either("rotary base", "rotary_base", SETTING, ATTENTION),
+    Case("qkv not regrouped", "megatron", train_fault="qkv", classes=ORDER, words=ATTENTION),
 ]
 DENSE = [
-    Case(
-        "activation",
-        "megatron",
-        train_fault="activation",
-        classes=("missing_operator", "configuration_difference"),
-        words=("layers.0.mlp",),
-    ),
-    Case(
-        "activation, hf",
-        "hf",
-        train_fault="activation",
-        classes=("missing_operator", "configuration_difference"),
-        words=("layers.0.mlp",),
-    ),
-    Case(
+    Case("activation", "megatron", train_fault="activation", classes=ACTIVATION, words=MLP),
+    Case("activation, hf", "hf", train_fault="activation", classes=ACTIVATION, words=MLP),
+    *_either(
         "gate and up exchanged",
-        "megatron",
-        train_fault="gate_up",
-        classes=("layout_error",),
-        words=("layers.0.mlp",),
-        seen=("missing_operator", "implementation_difference", "configuration_difference"),
+        "gate_up",
+        ("layout_error",),
+        MLP,
+        ("missing_operator", "implementation_difference", "configuration_difference"),
     ),
-    Case(
-        "gate and up exchanged, rollout",
-        "megatron",
-        rollout_fault="gate_up",
-        classes=("layout_error",),
-        words=("layers.0.mlp",),
-        seen=("missing_operator", "implementation_difference", "configuration_difference"),
-    ),
-    Case(
-        "one shard wrong",
-        "megatron --tp 2",
-        train_fault="shard",
-        classes=("parameter_difference",),
-        words=("layers.0.mlp.linear_fc2", "layers.0.mlp.down_proj"),
-    ),
+    Case("one shard wrong", "megatron --tp 2", train_fault="shard", classes=PARAMETER, words=FIRST_DOWN),
 ]
 EXPERTS = [
     Case("clean ep2", "megatron --ep 2"),
-    Case(
-        "router not renormalised",
-        "megatron",
-        train_fault="router",
-        classes=("implementation_difference", "configuration_difference"),
-        words=("layers.0.mlp",),
-    ),
-    Case(
-        "router not renormalised, rollout",
-        "megatron",
-        rollout_fault="router",
-        classes=("implementation_difference", "configuration_difference"),
-        words=("layers.0.mlp",),
-    ),
+    *_either("router not renormalised", "router", SETTING, MLP),
 ]
 OF_CONVERSION = ("qkv", "shard")  # the others are of the checkpoint
 

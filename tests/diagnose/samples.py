@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import shutil
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from numprobe.diagnose.nan_overflow.digest import RankDigest
@@ -17,6 +20,7 @@ from numprobe.diagnose.nan_overflow.skill import NanOptions, analyse
 from numprobe.formats.dump import open_dump
 from numprobe.synth.nan import UNIT
 
+BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
 DATA = Path(__file__).parent.parent / "data"
 GLOO = DATA / "gloo"
 PYTORCH = DATA / "interop" / "pytorch"
@@ -103,3 +107,10 @@ def digest(folder: Path) -> RankDigest:
 
 def digest_of(folder: Path, records: Mapping[str, Record], **more: Any) -> RankDigest:
     return digest(write_rank(folder / "rank0", records, **more))
+
+
+def benchmark(name: str) -> ModuleType:
+    """A module of ``benchmarks/``. Its folder comes last, since names there are those of packages here."""
+    if BENCHMARKS not in sys.path:
+        sys.path.append(BENCHMARKS)
+    return importlib.import_module(name)

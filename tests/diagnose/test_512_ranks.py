@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from numprobe.diagnose.nan_overflow.result import NanResult
 from numprobe.synth.nan import CI, Truth, simulate
 
-from .samples import analysed
-
-BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
+from .samples import analysed, benchmark
 
 
 @dataclass
@@ -123,13 +118,3 @@ def test_a_merge_by_record_name_blames_others(job: Job):
     blamed = reference.cross_rank(ranks).ranks
     assert blamed != (168,)
     assert set(blamed) & set(range(256, 512))
-
-
-def benchmark(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
 from numprobe.synth.rl import SCENARIOS
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-import score_rl
+from .samples import benchmark
+
+score_rl = benchmark("score_rl")
 
 
 @pytest.mark.parametrize("seed", [300, 301])

@@ -73,7 +73,7 @@ class Calls:
 
     @cached_property
     def tensors(self) -> Tensors:
-        return TensorFolder(self.dump.place.folder / "dump_tensor_data")
+        return TensorFolder(self.dump.place.tensors)
 
     @property
     def left_out(self) -> Mapping[str, NDArray[np.int64]]:

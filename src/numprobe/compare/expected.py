@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,7 +18,7 @@ from numprobe.metrics.gains import CONSTANT, UNIT_ROUNDOFF_FP32, Family
 WARNING, ERROR = 4.0, 16.0  # rho: found over expected
 FOREIGN = 8.0  # the error of two programs that have the weights, but not the code in common
 CONTEXT = 32  # clean outputs that show how far the two runs are apart at this depth
-FINE = 2.0**-10
+FINE = 2.0**-10  # the rounding of a figure from which on it hides small changes
 ENOUGH, OUTSTANDING = 8, 8.0  # clean outputs that show how far norms are apart, and how much more is no chance
 SMALL = 16  # tensors of fewer elements are figures: a sum that cancels may lose all its digits
 LARGE = 0.5  # relative: no few tokens make such a difference
@@ -52,8 +52,21 @@ def _peaks(leaves: LeafPairs, golden: ValueTable) -> NDArray[np.float64]:
         return np.where(np.isfinite(peaks) & (peaks <= 1), peaks, 0.0)
 
 
+def detection_limit(m: Measures, expected: Sequence[float]) -> float | None:
+    """The smallest uncorrelated relative error that the norms could show, median over the rows: e_min = sqrt(2 tol_norm)."""
+    e = np.array(expected)
+    rows = m.is_float & ~np.isnan(e) & (m.numel > 1)
+    if not rows.any():
+        return None
+    lever = np.sqrt(np.sqrt(m.numel[rows]))
+    with np.errstate(over="ignore"):
+        tolerance = ERROR * (e[rows] / lever + e[rows] ** 2 / 2) + m.stat[rows]
+    return float(np.median(np.sqrt(2 * tolerance)))
+
+
 class Expectation:
-    """Expected errors of one rank. ``errors`` and ``norms`` are those of the last outputs that were clean, forward and backward;
+    """Expected errors of one rank. ``errors`` and ``norms`` are those of the last outputs that were clean, forward and backward,
+    ``cleaned`` their rows;
     ``backward`` says which way the call goes that is looked at."""
 
     def __init__(self, m: Measures, leaves: LeafPairs, golden: ValueTable, allowed: Allowed) -> None:
@@ -80,7 +93,7 @@ class Expectation:
         self.details = m.details
         self.errors: dict[bool, deque[float]] = {way: deque(maxlen=CONTEXT) for way in (False, True)}
         self.norms: dict[bool, deque[float]] = {way: deque(maxlen=CONTEXT) for way in (False, True)}
-        self.changes: dict[bool, deque[float]] = {way: deque(maxlen=CONTEXT) for way in (False, True)}
+        self.cleaned: dict[bool, deque[int]] = {way: deque(maxlen=CONTEXT) for way in (False, True)}
         self.backward = False
         self._context: dict[bool, float | None] = {False: None, True: None}
 
@@ -89,7 +102,7 @@ class Expectation:
         if self.error[row] > 0:  # tables that both sides compute alike say nothing about the others
             self.errors[self.backward].append(self.error[row])
             self._context[self.backward] = None
-        self.changes[self.backward].append(self._norm_change(row))
+        self.cleaned[self.backward].append(row)
         self.norms[self.backward].append(self.rms[row] * math.sqrt(self.numel[row]))
 
     def context(self) -> float:
@@ -171,7 +184,7 @@ class Expectation:
 
     def stands_out(self, row: int) -> bool:
         """Is the norm much further off than that of any clean output at this depth?"""
-        usual = [c for c in self.changes[self.backward] if c == c]
+        usual = [c for c in map(self._norm_change, self.cleaned[self.backward]) if c == c]
         return len(usual) >= ENOUGH and self._norm_change(row) > OUTSTANDING * max(*usual, FLOOR)
 
     def is_fine(self, row: int) -> bool:

@@ -59,7 +59,7 @@ def _parameter(book: Ledger, pair: int, row: int, signature: object) -> int:
             book.mark(row, known, FAIL, "parameter")
         return known
     known = -1
-    if book.reason[row] == REASON["shape"] or (book.reason[row] == REASON["kind"] and book.lacks_tensor(row)):
+    if book.has_other_shape(row):
         known = book.new("parameter", REASONS[book.reason[row]], pair, row, FAIL, math.inf)
     elif book.reason[row]:
         book.verdict[row] = INCOMPARABLE
@@ -83,7 +83,7 @@ def _traced(book: Ledger, pair: int, row: int) -> int:
     if maker >= 0 and book.state[maker] == TAINTED:
         book.hand_on(row, book.cause[maker])
         return book.cause[maker]
-    if book.reason[row] == REASON["shape"] or (book.reason[row] == REASON["kind"] and book.lacks_tensor(row)):
+    if book.has_other_shape(row):
         return shape_differs(book, pair, row, maker)
     if book.reason[row]:
         if maker < 0 and book.findings and book.reason[row] == REASON["partial"]:

@@ -11,7 +11,7 @@ from numprobe.align.calls import Calls
 from numprobe.align.leaves import LeafPairs
 from numprobe.align.records import RecordPairs
 from numprobe.compare.expected import ERROR, FOREIGN, WARNING, Expectation
-from numprobe.compare.measure import DIGEST, FLOAT, INTEGER, NOTHING, Measures
+from numprobe.compare.measure import DIGEST, FLOAT, INTEGER, NOTHING, REASON, Measures
 from numprobe.formats.msprobe.values import GIVEN, ValueTable
 from numprobe.record.names import BACKWARD, FORWARD, OpName
 from numprobe.record.trace import PARAMETER
@@ -152,6 +152,10 @@ class Ledger:
             return False
         values, i = tensors[0]
         return values.numel[i] != 0 and bool((values.figures[i, :2] != 0).any())
+
+    def has_other_shape(self, row: int) -> bool:
+        """Have the two sides tensors of two shapes, or only one of them a tensor?"""
+        return self.reason[row] == REASON["shape"] or (self.reason[row] == REASON["kind"] and self.lacks_tensor(row))
 
     def _values(self, row: int) -> list[tuple[ValueTable, int]]:
         sides = ((self.target.values, self.t[row]), (self.golden.values, self.g[row]))

@@ -70,7 +70,7 @@ def _files(task: RankTask) -> Iterator[Path]:
     for rank in (*(rank for _, rank in members(task)), *further):
         yield from (rank.dump, rank.construct, rank.stack)
         if task.tensors:
-            for folder, folders, names in os.walk(rank.folder / "dump_tensor_data"):
+            for folder, folders, names in os.walk(rank.tensors):
                 folders.sort()
                 yield from (Path(folder, name) for name in sorted(names))
     for products in task.processing.products.values():

@@ -118,7 +118,7 @@ def of_dump(dump: RankDump, side: str, step: int | None, *, tensors: bool = Fals
     ):
         if damaged:
             found.append(Problem(name, side, step, key, _text(file), {"why": damaged}))
-    folder = place.folder / "dump_tensor_data"
+    folder = place.tensors
     if tensors and folder.is_symlink() and folder.is_dir():
         found.append(Problem("linked", side, step, key, _text(folder), {"real": _text(folder.resolve())}))
     return found

@@ -18,7 +18,7 @@ from numprobe.align.records import RecordPairs, pair_records
 from numprobe.align.shards.unit import Unit, read_unit
 from numprobe.align.unknown import Unknown, unknown_names
 from numprobe.compare import result as data
-from numprobe.compare.expected import ERROR, Allowed
+from numprobe.compare.expected import Allowed, detection_limit
 from numprobe.compare.findings import finding_of, number
 from numprobe.compare.judge import Judgement, judge
 from numprobe.compare.ledger import FAIL, INCOMPARABLE, UNMATCHED, WARN, Finding
@@ -210,7 +210,7 @@ def summarize(compared: Compared) -> RankOutcome:
         compared=int(done.sum()),
         counts={v: counts.get(v, 0) for v in data.VERDICTS},
         mode=modes[0] if len(modes) == 1 or tensors else "mixed" if modes else "structure",
-        detection_limit=_detection_limit(compared) if "statistics" in modes and not tensors else None,
+        detection_limit=detection_limit(measures, judged.expected) if "statistics" in modes and not tensors else None,
     )
     files = (str(task.target.dump), str(task.golden.dump))
     problems = [
@@ -249,18 +249,6 @@ def _first(findings: list[Finding]) -> list[Finding]:
 def _status(compared: Compared) -> str:
     damaged = any(dump.index.damage for side in (compared.target, compared.golden) for dump in side.dumps)
     return "partial" if damaged else "ok"
-
-
-def _detection_limit(compared: Compared) -> float | None:
-    """The smallest uncorrelated relative error that the norms could show, median over the rows: e_min = sqrt(2 tol_norm)."""
-    m, expected = compared.measures, np.array(compared.judgement.expected)
-    rows = m.is_float & ~np.isnan(expected) & (m.numel > 1)
-    if not rows.any():
-        return None
-    lever = np.sqrt(np.sqrt(m.numel[rows]))
-    with np.errstate(over="ignore"):
-        tolerance = ERROR * (expected[rows] / lever + expected[rows] ** 2 / 2) + m.stat[rows]
-    return float(np.median(np.sqrt(2 * tolerance)))
 
 
 def _dtypes(compared: Compared) -> list[str]:

@@ -56,6 +56,10 @@ class RankFolder:
     def stack(self) -> Path:
         return self.folder / "stack.json"
 
+    @property
+    def tensors(self) -> Path:
+        return self.folder / "dump_tensor_data"
+
 
 @dataclass(frozen=True)
 class StepFolder:

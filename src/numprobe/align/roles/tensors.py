@@ -191,11 +191,7 @@ class RoleTensors:
             if rest or not count or tensor.numel % count:
                 raise Unfit
             found.append(reshaped(tensor, (count, tensor.numel // count)))
-        if len({(t.shape[1], t.dtype, t.stored) for t in found}) != 1:
-            raise Unfit
-        if len(found) == 1:
-            return found[0]
-        return joined(found, 0, [Piece(n, 0, t.shape[0]) for n, t in enumerate(found)])
+        return _below(found)
 
 
 def _transposed(tensor: TensorFile) -> TensorFile:
@@ -208,10 +204,16 @@ def _stacked(tensors: Sequence[TensorFile]) -> TensorFile:
     """Weights of experts, (experts, rows, columns) or one a tensor, as rows of one matrix."""
     if any(len(t.shape) not in (2, 3) or not t.numel for t in tensors):
         raise Unfit
-    flat = [reshaped(t, (prod(t.shape[:-1]), t.shape[-1])) for t in tensors]
-    if len({(t.shape[1], t.dtype, t.stored) for t in flat}) != 1:
+    return _below([reshaped(t, (prod(t.shape[:-1]), t.shape[-1])) for t in tensors])
+
+
+def _below(tensors: Sequence[TensorFile]) -> TensorFile:
+    """Matrices of one width and dtype, one below the other."""
+    if len({(t.shape[1], t.dtype, t.stored) for t in tensors}) != 1:
         raise Unfit
-    return joined(flat, 0, [Piece(n, 0, t.shape[0]) for n, t in enumerate(flat)])
+    if len(tensors) == 1:
+        return tensors[0]
+    return joined(tensors, 0, [Piece(n, 0, t.shape[0]) for n, t in enumerate(tensors)])
 
 
 # --- both sides ------------------------------------------------------------------------------------------------------

@@ -6,8 +6,6 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from numprobe.align.roles.side import CORE, LINEAR, MIXTURE, NORM_LINEAR, RoleSide
 from numprobe.compare.ledger import Finding
 from numprobe.diagnose.rl_consistency.layouts import other_layout
@@ -218,13 +216,3 @@ def _whole(layers: set[int | None]) -> bool:
     """All layers from the first on: not a part of a model that was chosen."""
     numbers = sorted(layer for layer in layers if layer is not None)
     return numbers == list(range(len(numbers)))
-
-
-def detection_limit(view: View) -> float | None:
-    """The smallest relative error that the norms could show, median over the slots."""
-    m, expected = view.measures, np.array(view.judged.expected)
-    rows = m.is_float & ~np.isnan(expected) & (m.numel > 1)
-    if not rows.any():
-        return None
-    lever = np.sqrt(np.sqrt(m.numel[rows]))
-    return float(np.median(np.sqrt(2 * (16 * (expected[rows] / lever + expected[rows] ** 2 / 2) + m.stat[rows]))))

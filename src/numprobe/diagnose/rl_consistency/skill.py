@@ -18,6 +18,7 @@ from numprobe.align.roles.given import NOTHING_GIVEN, Given, given_roles, read_r
 from numprobe.align.roles.pairing import both_sides, pair_places
 from numprobe.align.roles.side import RoleSide
 from numprobe.align.roles.stages import whole_models
+from numprobe.compare.expected import detection_limit
 from numprobe.compare.judge import judge
 from numprobe.compare.measure import NOTHING, measure
 from numprobe.compare.tensors import measure_tensors
@@ -76,10 +77,10 @@ def analyse(
     stages.end()
     stages.begin("anchor")
     errors = [f for f in judged.findings if f.severity == "error"]
-    known = min(_known(side) for side in (one, other)) >= ENOUGH
-    premise = classify.premise(view, errors) if known else ""
-    coverage = _coverage(view)
-    findings = [] if premise or not known else evidence.findings(view, errors, coverage)
+    known = min(_known(side) for side in (one, other))
+    premise = classify.premise(view, errors) if known >= ENOUGH else ""
+    coverage = min(_coverage(view), known)
+    findings = [] if premise or known < ENOUGH else evidence.findings(view, errors, coverage)
     stages.end()
     stages.begin("report")
     found = _result(dumps, view, premise, findings, coverage, merged)
@@ -113,10 +114,9 @@ def _need_modules(dump: Dump, side: RoleSide) -> None:
 
 
 def _coverage(view: View) -> float:
-    """The share of the canonical slots of both sides that were compared, and no more than of the modules that have slots."""
+    """The share of the canonical slots of both sides that were compared."""
     total = len(view.train.calls.values) + len(view.rollout.calls.values)
-    compared = 2 * int((view.leaves.both & (view.measures.by != NOTHING)).sum()) / total if total else 0.0
-    return min(compared, *(_known(side) for side in (view.train, view.rollout)))
+    return 2 * int((view.leaves.both & (view.measures.by != NOTHING)).sum()) / total if total else 0.0
 
 
 def _known(side: RoleSide) -> float:
@@ -154,7 +154,7 @@ def _result(
         {v: counts.get(v, 0) for v in _VERDICTS},
         len({op.layer for op in view.train.calls.ops} - {None}),
         merged,
-        classify.detection_limit(view),
+        detection_limit(view.measures, view.judged.expected),
         counts.get("warning", 0),
         int(view.measures.from_tensors.sum()),
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 from zlib import crc32
 
-from numprobe.record.errors import NumprobeError
+from numprobe.synth.checks import refuse_unknown, refuse_used
 from numprobe.synth.nan.machine import Machine
 from numprobe.synth.nan.program import Label, Program
 from numprobe.synth.nan.rank import Effect, Job, Rank
@@ -31,18 +31,10 @@ def simulate(scenario: str, out: Path, *, seed: int = 0, size: Size = UNIT, **ov
         overrides: fields of :class:`Settings` to fix instead of drawing them.
 
     Raises:
-        NumprobeError: E-USE-010 for an unknown scenario, E-OUT-010 if ``out`` holds a dump already.
+        NumprobeError: E-USE-008 for an unknown scenario, E-OUT-001 if ``out`` holds a dump already.
     """
-    if scenario not in SCENARIOS:
-        raise NumprobeError(
-            "E-USE-008",
-            "no scenario {scenario!r}",
-            do="one of: {names}",
-            scenario=scenario,
-            names=", ".join(sorted(SCENARIOS)),
-        )
-    if any(out.glob("step*")):
-        raise NumprobeError("E-OUT-001", "{out} holds a dump already", do="name a new folder", out=str(out))
+    refuse_unknown(scenario, SCENARIOS)
+    refuse_used(out, any(out.glob("step*")))
     draw = Random(crc32(scenario.encode()) * 1_000_003 + seed)
     plan = SCENARIOS[scenario](draw, size)
     size = plan.size or size

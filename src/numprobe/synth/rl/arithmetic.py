@@ -66,8 +66,11 @@ class Arithmetic:
         mean = sum(p.sum(-1, keepdims=True, dtype=np.float32) for p in pieces) / np.float32(x.shape[-1])
         return self.round(self.round(x / np.sqrt(mean + np.float32(epsilon))) * weight)
 
+    def activated(self, activation: str, gate: Array) -> Array:
+        return self.round(ACTIVATIONS[activation](gate))
+
     def gated(self, activation: str, gate: Array, up: Array) -> Array:
-        return self.round(self.round(ACTIVATIONS[activation](gate)) * up)
+        return self.round(self.activated(activation, gate) * up)
 
     def add(self, x: Array, y: Array) -> Array:
         return self.round(x + y)

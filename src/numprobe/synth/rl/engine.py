@@ -6,7 +6,7 @@ import numpy as np
 
 from numprobe.synth.rl.arithmetic import Array
 from numprobe.synth.rl.recorder import Spread
-from numprobe.synth.rl.side import Runner
+from numprobe.synth.rl.side import Runner, place_of
 
 CLASSES = {"silu": "AscendSiluAndMul", "gelu": "AscendGeluAndMul", "relu": "AscendReluAndMul"}
 KERNELS = {"silu": "NPU.npu_swiglu", "gelu": "NPU.npu_geglu", "relu": "Functional.relu"}
@@ -49,7 +49,7 @@ class Engine(Runner):
 
     def _norm(self, path: str, x: Spread, residual: Spread | None, name: str) -> tuple[Spread, Spread]:
         """Normed, and what goes on as the residual."""
-        place = f"layers.{name}" if name[0].isdigit() else name
+        place = place_of(name)
         total = x if residual is None else self.add(x, residual)
         gain = {"weight": self.same(self.weights[name])}
         cls = "AscendRMSNorm"

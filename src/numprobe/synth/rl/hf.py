@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from numprobe.synth.rl.arithmetic import Array
 from numprobe.synth.rl.recorder import Spread
-from numprobe.synth.rl.side import Runner
+from numprobe.synth.rl.side import Runner, place_of
 
 WRAPPED = "_fsdp_wrapped_module"
 CLASSES = {"silu": "SiLUActivation", "gelu": "GELUTanh", "relu": "ReLU"}
@@ -39,7 +37,7 @@ class HuggingFace(Runner):
         call(WRAPPED, "Qwen2ForCausalLM", (), run, kwargs={"input_ids": tokens})
 
     def _norm(self, path: str, x: Spread, name: str) -> Spread:
-        gain, place = {"weight": self.same(self.weights[name])}, _place(name)
+        gain, place = {"weight": self.same(self.weights[name])}, place_of(name)
         return self.recorder.call(path, "Qwen2RMSNorm", (x,), lambda: self.norm(x, name), place=place, parameters=gain)
 
     def _linear(self, path: str, x: Spread, name: str, place: str = "") -> Spread:
@@ -50,7 +48,7 @@ class HuggingFace(Runner):
             return self.recorder.api("Functional.linear", (x, weight, bias), self.linear(x, weight, bias))
 
         parameters = {"weight": weight} | ({"bias": bias} if bias else {})
-        return self.recorder.call(path, "Linear", (x,), run, place=place or _place(name), parameters=parameters)
+        return self.recorder.call(path, "Linear", (x,), run, place=place or place_of(name), parameters=parameters)
 
     def _layer(self, path: str, x: Spread, i: int) -> Spread:
         def run() -> Spread:
@@ -80,19 +78,14 @@ class HuggingFace(Runner):
         def run() -> Spread:
             g = self._linear(f"{path}.gate_proj", x, f"{i}.{gate}", f"layers.{i}.gate_up")
             u = self._linear(f"{path}.up_proj", x, f"{i}.{up}", f"layers.{i}.gate_up")
-            ones = [np.ones_like(y) for y in g]
             act = self.recorder.call(
                 f"{path}.act_fn",
                 CLASSES[side.activation],
                 (g,),
-                lambda: [self.arithmetic.gated(side.activation, y, one) for y, one in zip(g, ones, strict=True)],
+                lambda: [self.arithmetic.activated(side.activation, y) for y in g],
                 place=f"layers.{i}.gate_act",
             )
             product = [self.arithmetic.round(a * b) for a, b in zip(act, u, strict=True)]
             return self._linear(f"{path}.down_proj", product, f"{i}.down")
 
         return self.recorder.call(path, "Qwen2MLP", (x,), run)
-
-
-def _place(name: str) -> str:
-    return f"layers.{name}" if name[0].isdigit() else name

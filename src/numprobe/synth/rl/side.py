@@ -118,3 +118,8 @@ class Runner(ABC):
         names = ("up", "gate") if self.side.exchanged_halves else ("gate", "up")
         one, other = (self.rows(f"{i}.{name}") for name in names)
         return one, other
+
+
+def place_of(weight: str) -> str:
+    """``3.down`` -> ``layers.3.down``: the place that a weight has in the truth."""
+    return f"layers.{weight}" if weight[0].isdigit() else weight

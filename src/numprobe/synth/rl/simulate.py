@@ -10,7 +10,7 @@ from zlib import crc32
 
 import numpy as np
 
-from numprobe.record.errors import NumprobeError
+from numprobe.synth.checks import refuse_unknown, refuse_used
 from numprobe.synth.rl.arithmetic import Array
 from numprobe.synth.rl.engine import Engine
 from numprobe.synth.rl.hf import HuggingFace
@@ -23,10 +23,7 @@ from numprobe.synth.rl.side import Runner, Side
 STYLES: dict[str, type[Runner]] = {"megatron": Megatron, "hf": HuggingFace, "engine": Engine}
 CODE = {"train": "/train/model", "rollout": "/engine/models"}
 SHORT, EXACT = 2.0**-8, 2.0**-20  # the rounding of a figure
-UNSEEN, SEEN = (
-    3.0,
-    40.0,
-)  # times what another order of summation changes: below nothing is to be found, above it has to be
+SEEN = 40.0  # times what another order of summation changes: a fault that has to be found
 
 
 @dataclass(frozen=True)
@@ -66,16 +63,8 @@ def simulate(
     Raises:
         NumprobeError: E-USE-008 for an unknown scenario, E-OUT-001 if ``out`` holds dumps already.
     """
-    if scenario not in SCENARIOS:
-        raise NumprobeError(
-            "E-USE-008",
-            "no scenario {scenario!r}",
-            do="one of: {names}",
-            scenario=scenario,
-            names=", ".join(sorted(SCENARIOS)),
-        )
-    if any((out / side).exists() for side in CODE):
-        raise NumprobeError("E-OUT-001", "{out} holds a dump already", do="name a new folder", out=str(out))
+    refuse_unknown(scenario, SCENARIOS)
+    refuse_used(out, any((out / side).exists() for side in CODE))
     mixed = crc32(scenario.encode()) * 1_000_003 + seed
     plan = SCENARIOS[scenario](Random(mixed))
     drawn = plan.model
