@@ -1,0 +1,1 @@
+"""The skills as the agent, the MCP server and ``numprobe skills`` see them."""
