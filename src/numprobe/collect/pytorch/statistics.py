@@ -5,7 +5,8 @@ Host tensors are finished when they are added: a fetch is free there. Tensors of
 
 Sums are taken in float32 over rows and the rows are combined in float64: nothing is converted to float64 as a whole, and the
 error stays near that of one row of SIMD lanes. Mean and Norm therefore are those of float64 (``stat_dtype``) to 1e-6
-of the mean magnitude and the norm, where a plain float32 reduction of eight million values is wrong by 2e-4.
+of the mean magnitude and the norm, where a plain float32 reduction of eight million values is wrong by 2e-4. A zero Max or
+Min has the sign that the device's kernel gives it, which for 0 beside -0 depends on where they lie.
 """
 
 from __future__ import annotations
