@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from numprobe.record.nonfinite import number
@@ -50,3 +51,13 @@ def digest_of(text: str | None) -> Digest:
     if digest.startswith("0x"):
         return Digest("xor", digest)
     return Digest(f"hex {len(digest)}" if _HEX.fullmatch(digest) else "other", digest)
+
+
+def digests_of(texts: Mapping[int, str], rows: Sequence[int]) -> tuple[list[str], list[str]]:
+    """Kinds and texts of the digests of many rows."""
+    found = [texts.get(row, "") for row in rows]
+    if _HEX.fullmatch("".join(found)):  # as collectors write them: nothing to look at one by one
+        of_length = {n: f"hex {n}" if n else "" for n in set(map(len, found))}
+        return [of_length[len(text)] for text in found], found
+    digests = [digest_of(text) for text in found]
+    return [digest.kind for digest in digests], [digest.text for digest in digests]

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from numprobe.align.leaves import LeafPairs
-from numprobe.compare.exact import digest_of, equal, tells_numbers
+from numprobe.compare.exact import digests_of, equal, tells_numbers
 from numprobe.formats.msprobe.values import GIVEN, ValueTable
 from numprobe.metrics.distance import Distance
 from numprobe.record.dtypes import FloatFormat, float_format
@@ -282,18 +282,21 @@ def _digests(m: Measures, rows: NDArray[np.int64], pairs: LeafPairs, target: Val
     """
     if not target.digests or not golden.digests:
         return
-    for row, i, j in zip(rows.tolist(), pairs.target[rows].tolist(), pairs.golden[rows].tolist(), strict=True):
-        one, other = (digest_of(v.digests.get(k)) for v, k in ((target, i), (golden, j)))
-        if not one.kind or one.kind != other.kind or target.kinds[target.kind[i]][2] != golden.kinds[golden.kind[j]][2]:
-            continue
-        same = one == other
-        if same and (m.nonfinite[row] or (m.d_extreme[row] > 0 if m.by[row] == FLOAT else m.differs[row])):
-            continue
-        m.by[row], m.reason[row] = DIGEST, 0
-        m.differs[row] = not same
-        if same:
-            for column in (m.error, m.d_norm, m.d_mean, m.d_extreme, m.local):
-                column[row] = 0.0
+    t, g = pairs.target[rows], pairs.golden[rows]
+    (kind_t, text_t), (kind_g, text_g) = (digests_of(v.digests, r.tolist()) for v, r in ((target, t), (golden, g)))
+    numbers: dict[str, int] = {}
+    dtypes = [
+        np.array([numbers.setdefault(short, len(numbers)) for _, _, short in v.kinds], np.int64) for v in (target, golden)
+    ]
+    told = np.array([bool(one) and one == other for one, other in zip(kind_t, kind_g, strict=True)], bool)
+    told &= dtypes[0][target.kind[t]] == dtypes[1][golden.kind[g]]
+    same = np.array([one == other for one, other in zip(text_t, text_g, strict=True)], bool)
+    figures_differ = np.where(m.by[rows] == FLOAT, m.d_extreme[rows] > 0, m.differs[rows])
+    told &= ~(same & (m.nonfinite[rows] | figures_differ))
+    m.by[rows[told]], m.reason[rows[told]] = DIGEST, 0
+    m.differs[rows[told]] = ~same[told]
+    for column in (m.error, m.d_norm, m.d_mean, m.d_extreme, m.local):
+        column[rows[told & same]] = 0.0
 
 
 def leave_out(m: Measures, rows: NDArray[np.int64], reason: str) -> None:

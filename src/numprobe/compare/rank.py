@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -255,39 +256,45 @@ def _dtypes(compared: Compared) -> list[str]:
     """``bf16 against fp32`` and the like, the most frequent first."""
     rows = np.flatnonzero(compared.measures.is_float)
     t, g = compared.target.values, compared.golden.values
-    pairs = np.stack([t.kind[compared.leaves.target[rows]], g.kind[compared.leaves.golden[rows]]])
+    width = max(len(g.kinds), 1)
+    pairs = t.kind[compared.leaves.target[rows]].astype(np.int64) * width + g.kind[compared.leaves.golden[rows]]
     found: Counter[str] = Counter()
-    for (a, b), count in zip(*_unique_columns(pairs), strict=True):
-        found[f"{t.kinds[a][2]}/{g.kinds[b][2]}"] += count
+    for pair, count in zip(*(part.tolist() for part in np.unique(pairs, return_counts=True)), strict=True):
+        found[f"{t.kinds[pair // width][2]}/{g.kinds[pair % width][2]}"] += count
     return [name for name, _ in found.most_common()]
 
 
-def _unique_columns(pairs: np.ndarray[tuple[int, ...], np.dtype[np.int32]]) -> tuple[list[list[int]], list[int]]:
-    columns, counts = np.unique(pairs, axis=1, return_counts=True)
-    return columns.T.tolist(), counts.tolist()
-
-
 def _heat(compared: Compared) -> list[data.Cell]:
-    """The worst verdict by part of a layer and phase."""
-    worst: dict[tuple[str, int | None, str], tuple[int, int]] = {}
-    verdicts, first = compared.judgement.verdict, compared.leaves.first.tolist()
-    for pair, (t, g) in enumerate(zip(compared.records.target, compared.records.golden, strict=True)):
+    """The worst verdict by part of a layer and phase; of rows with the same verdict the first."""
+    j = compared.judgement
+    cells: dict[tuple[str, int | None, str], int] = {}
+    cell_of_pair = np.fromiter(_cells(compared, cells), np.int64, len(compared.records))
+    cell = cell_of_pair[compared.leaves.pair] if len(compared.leaves) else np.zeros(0, np.int64)
+    rank = np.fromiter(map(WORST.__getitem__, j.verdict), np.int64, len(cell))
+    rows = np.flatnonzero(cell >= 0)
+    by_cell = rows[np.lexsort((rows, -rank[rows], cell[rows]))]
+    worst = {int(cell[row]): int(row) for row in by_cell[np.unique(cell[by_cell], return_index=True)[1]].tolist()}
+    return [
+        data.Cell(part, layer, phase, j.verdict[row], j.status[row], number(j.rho[row]))
+        for (part, layer, phase), at in cells.items()
+        if (row := worst.get(at, -1)) >= 0
+    ]
+
+
+def _cells(compared: Compared, cells: dict[tuple[str, int | None, str], int]) -> Iterator[int]:
+    """The cell of every record pair, -1 where no module is known; ``cells`` gets their numbers."""
+    places: dict[str, tuple[int | None, str]] = {}
+    for t, g in zip(compared.records.target, compared.records.golden, strict=True):
         calls, i = (compared.target, t) if t >= 0 else (compared.golden, g)
         op = calls.ops[i]
         module = op if op.is_module else calls.ops[calls.parent[i]] if calls.parent[i] >= 0 else None
         if module is None:
+            yield -1
             continue
-        layer, part = place_in_layer(module)
-        key = (part, layer, calls.phase[i])
-        for row in range(first[pair], first[pair + 1]):
-            rank = WORST[verdicts[row]]
-            if key not in worst or rank > worst[key][0]:
-                worst[key] = (rank, row)
-    j = compared.judgement
-    return [
-        data.Cell(part, layer, phase, j.verdict[row], j.status[row], number(j.rho[row]))
-        for (part, layer, phase), (_, row) in worst.items()
-    ]
+        place = places.get(module.name)
+        if place is None:
+            place = places[module.name] = place_in_layer(module)
+        yield cells.setdefault((place[1], place[0], calls.phase[i]), len(cells))
 
 
 def place_in_layer(module: OpName) -> tuple[int | None, str]:
