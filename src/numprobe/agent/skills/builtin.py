@@ -5,89 +5,119 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from numprobe.agent.skills.skill import Done, Input, Options, Pipeline, Skill
+from msgspec import Meta
+
+from numprobe.agent.skills import results
+from numprobe.agent.skills.skill import Done, Input, Options, Pipeline, Screen, Skill
 from numprobe.execution.stages import Listener
 from numprobe.record.ranges import parse_ranges
 
+Jobs = Annotated[int | None, Meta(ge=1, description="Worker processes; default one a core, up to 8.")]
+
 
 class NanOverflowOptions(Options, frozen=True, forbid_unknown_fields=True):
-    """``exclude``: names or prefixes of records to leave out; ``top``: how many independent overflow nodes are listed."""
-
-    exclude: tuple[str, ...] = ()
-    top: int = 1
-    jobs: int | None = None
+    exclude: Annotated[tuple[str, ...], Meta(description="Leave out records of this name or prefix.")] = ()
+    top: Annotated[int, Meta(ge=1, description="List the first N independent overflow nodes.")] = 1
+    jobs: Jobs = None
 
 
 class RlConsistencyOptions(Options, frozen=True, forbid_unknown_fields=True):
-    """``mapping``: a file that says which modules belong together, as ``numprobe map -o`` writes it."""
-
-    mapping: str = ""
+    mapping: Annotated[str, Meta(description="Which modules belong together: a file that numprobe map -o wrote.")] = ""
 
 
 class CompareOptions(Options, frozen=True, forbid_unknown_fields=True):
-    """``by``: auto, statistics, tensor or digest; ``noise``: a second run of the golden program."""
-
-    by: str = "auto"
-    noise: str = ""
-    jobs: int | None = None
+    by: Annotated[
+        Literal["auto", "statistics", "tensor", "digest"], Meta(description="auto, statistics, tensor or digest.")
+    ] = "auto"
+    noise: Annotated[str, Meta(description="A second run of the golden program.")] = ""
+    jobs: Jobs = None
 
 
 def _ranges(text: str, option: str) -> frozenset[int] | None:
     return parse_ranges(text, option) if text else None
 
 
+def _shown(screen: Screen) -> dict[str, Any]:
+    """A screen as the commands of the pipelines take it."""
+    return {
+        "style_out": screen.out,
+        "style_err": screen.err,
+        "as_json": screen.as_json,
+        "progress": screen.progress,
+        "quiet": screen.quiet,
+    }
+
+
 def _nan_overflow() -> Pipeline:
-    from numprobe.diagnose.nan_overflow.command import run_to_folder
+    from numprobe.diagnose.nan_overflow.command import run_command, run_to_folder
     from numprobe.diagnose.nan_overflow.messages import CATALOGUE
     from numprobe.diagnose.nan_overflow.page.screen import render_json_line
     from numprobe.diagnose.nan_overflow.skill import STAGES, NanOptions
 
+    def chosen(asked: NanOverflowOptions) -> NanOptions:
+        steps, ranks = _ranges(asked.step, "--step"), _ranges(asked.rank, "--rank")
+        return NanOptions(steps, ranks, asked.jobs, asked.exclude, asked.top)
+
     def run(
         inputs: Mapping[str, str], asked: NanOverflowOptions, out: Path | None, lang: str, listener: Listener
     ) -> Done:
-        steps, ranks = _ranges(asked.step, "step"), _ranges(asked.rank, "rank")
-        chosen = NanOptions(steps, ranks, asked.jobs, asked.exclude, asked.top)
-        analysis, folder = run_to_folder(inputs["dump"], chosen, out, lang=lang, listener=listener)
+        analysis, folder = run_to_folder(inputs["dump"], chosen(asked), out, lang=lang, listener=listener)
         result = json.loads(render_json_line(analysis.result, folder.path.as_posix()))
         return Done(result, folder.path, analysis.result.exit_code)
 
-    return Pipeline(STAGES, CATALOGUE, run)
+    def show(inputs: Mapping[str, str], asked: NanOverflowOptions, out: Path | None, lang: str, screen: Screen) -> int:
+        return run_command(inputs["dump"], chosen(asked), out=out, lang=lang, **_shown(screen))
+
+    return Pipeline(STAGES, CATALOGUE, run, show)
 
 
 def _rl_consistency() -> Pipeline:
-    from numprobe.diagnose.rl_consistency.command import run_to_folder
+    from numprobe.diagnose.rl_consistency.command import run_command, run_to_folder
     from numprobe.diagnose.rl_consistency.messages import CATALOGUE
     from numprobe.diagnose.rl_consistency.page.screen import render_json_line
     from numprobe.diagnose.rl_consistency.skill import STAGES, RlOptions
 
+    def chosen(asked: RlConsistencyOptions) -> RlOptions:
+        return RlOptions(_ranges(asked.step, "--step"), _ranges(asked.rank, "--rank"), mapping=asked.mapping)
+
     def run(
         inputs: Mapping[str, str], asked: RlConsistencyOptions, out: Path | None, lang: str, listener: Listener
     ) -> Done:
-        steps, ranks = _ranges(asked.step, "step"), _ranges(asked.rank, "rank")
-        chosen = RlOptions(steps, ranks, mapping=asked.mapping)
-        found, folder = run_to_folder(inputs["train"], inputs["rollout"], chosen, out, lang=lang, listener=listener)
+        sides = inputs["train"], inputs["rollout"]
+        found, folder = run_to_folder(*sides, chosen(asked), out, lang=lang, listener=listener)
         return Done(json.loads(render_json_line(found, folder.path.as_posix())), folder.path, found.exit_code)
 
-    return Pipeline(STAGES, CATALOGUE, run)
+    def show(
+        inputs: Mapping[str, str], asked: RlConsistencyOptions, out: Path | None, lang: str, screen: Screen
+    ) -> int:
+        return run_command(inputs["train"], inputs["rollout"], chosen(asked), out=out, lang=lang, **_shown(screen))
+
+    return Pipeline(STAGES, CATALOGUE, run, show)
 
 
 def _compare() -> Pipeline:
     from numprobe.compare import run as comparing
-    from numprobe.compare.command import run_to_folder
+    from numprobe.compare.command import Output, run_command, run_to_folder
     from numprobe.compare.messages import CATALOGUE
     from numprobe.compare.page.screen import render_json_line
 
+    def chosen(asked: CompareOptions) -> comparing.CompareOptions:
+        steps, ranks = _ranges(asked.step, "--step"), _ranges(asked.rank, "--rank")
+        return comparing.CompareOptions(steps, ranks, by=asked.by, noise=asked.noise or None, jobs=asked.jobs)
+
     def run(inputs: Mapping[str, str], asked: CompareOptions, out: Path | None, lang: str, listener: Listener) -> Done:
-        steps, ranks = _ranges(asked.step, "step"), _ranges(asked.rank, "rank")
-        chosen = comparing.CompareOptions(steps, ranks, by=asked.by, noise=asked.noise or None, jobs=asked.jobs)
-        comparison, folder = run_to_folder(
-            inputs["target"], inputs["golden"], chosen, out, lang=lang, listener=listener
-        )
+        sides = inputs["target"], inputs["golden"]
+        comparison, folder = run_to_folder(*sides, chosen(asked), out, lang=lang, listener=listener)
         result = json.loads(render_json_line(comparison.result, folder.path.as_posix()))
         return Done(result, folder.path, comparison.result.exit_code)
 
-    return Pipeline(comparing.STAGES, CATALOGUE, run)
+    def show(inputs: Mapping[str, str], asked: CompareOptions, out: Path | None, lang: str, screen: Screen) -> int:
+        sides = inputs["target"], inputs["golden"]
+        return run_command(*sides, chosen(asked), Output(), out=out, lang=lang, **_shown(screen))
+
+    return Pipeline(comparing.STAGES, CATALOGUE, run, show)
 
 
 BUILTIN = (
@@ -97,6 +127,7 @@ BUILTIN = (
         (Input("dump", "step folder, rank folder, folder of steps, proc<pid>, or a dump.json"),),
         NanOverflowOptions,
         _nan_overflow,
+        results.NanOverflow,
     ),
     Skill(
         "rl-consistency",
@@ -107,6 +138,7 @@ BUILTIN = (
         ),
         RlConsistencyOptions,
         _rl_consistency,
+        results.RlConsistency,
     ),
     Skill(
         "compare",
@@ -114,5 +146,6 @@ BUILTIN = (
         (Input("target", "the run under suspicion"), Input("golden", "the run that is trusted")),
         CompareOptions,
         _compare,
+        results.Compare,
     ),
 )
