@@ -18,7 +18,7 @@ from numprobe.compare.page.screen import render_json_line, render_terminal
 from numprobe.compare.processing import NO_PROCESSING
 from numprobe.compare.run import STAGES, CompareOptions, Comparison, compare
 from numprobe.compare.spreadsheet import write_table
-from numprobe.compare.table import read_parquet, write_parquet
+from numprobe.compare.table import read_parquet, write_parquet, write_whole
 from numprobe.execution.memory import without_collector
 from numprobe.execution.stages import Listener, ignore
 from numprobe.formats.dump import Dump, open_dump
@@ -127,11 +127,15 @@ def _write_tables(run: RunFolder, parts: Sequence[Path], output: Output) -> None
     """The parts as one table, and copies of it for spreadsheets."""
     import polars as pl
 
-    frame = pl.concat([read_parquet(part) for part in parts], how="diagonal")  # those of tensors have more columns
     with writing(run.path):
-        write_parquet(frame, run.path / TABLE)
+        if len(parts) == 1:
+            write_whole(run.path / TABLE, parts[0].read_bytes())
+        else:  # those of tensors have more columns
+            write_parquet(pl.concat([read_parquet(part) for part in parts], how="diagonal"), run.path / TABLE)
     run.artifacts.append(TABLE)
-    shown = frame
+    if not output.tables:
+        return
+    shown = read_parquet(run.path / TABLE)
     if output.only_fail:
         shown = shown.filter(pl.col("verdict").is_in(WRONG))
     if output.filter:

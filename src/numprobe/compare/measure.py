@@ -286,7 +286,8 @@ def _digests(m: Measures, rows: NDArray[np.int64], pairs: LeafPairs, target: Val
     (kind_t, text_t), (kind_g, text_g) = (digests_of(v.digests, r.tolist()) for v, r in ((target, t), (golden, g)))
     numbers: dict[str, int] = {}
     dtypes = [
-        np.array([numbers.setdefault(short, len(numbers)) for _, _, short in v.kinds], np.int64) for v in (target, golden)
+        np.array([numbers.setdefault(short, len(numbers)) for _, _, short in v.kinds], np.int64)
+        for v in (target, golden)
     ]
     told = np.array([bool(one) and one == other for one, other in zip(kind_t, kind_g, strict=True)], bool)
     told &= dtypes[0][target.kind[t]] == dtypes[1][golden.kind[g]]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from numprobe.compare.msprobe.files import XLSX_ROWS, is_formula, write_xlsx
+from numprobe.compare.msprobe.files import MAY_BE_FORMULA, XLSX_ROWS, is_formula, write_xlsx
 from numprobe.report.run_folder import writing
 
 if TYPE_CHECKING:
@@ -32,8 +32,7 @@ def write_table(frame: pl.DataFrame, path: Path) -> None:
         part.unlink(missing_ok=True)
         try:
             if path.suffix == ".csv":
-                with part.open("wb") as file:  # polars takes no paths of other bytes than UTF-8
-                    _as_plain_text(frame).write_csv(file)
+                _write_csv(_as_plain_text(frame), part)
             else:
                 write_xlsx(part, _sheets(frame), lambda book, sheet, rows: _dress(book, sheet, rows, frame))
             part.replace(path)
@@ -41,13 +40,25 @@ def write_table(frame: pl.DataFrame, path: Path) -> None:
             part.unlink(missing_ok=True)
 
 
+def _write_csv(frame: pl.DataFrame, path: Path) -> None:
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:  # polars takes no such paths; through a file that Python opened it takes twice the time
+        with path.open("wb") as file:
+            frame.write_csv(file)
+    else:
+        frame.write_csv(path)
+
+
 def _as_plain_text(frame: pl.DataFrame) -> pl.DataFrame:
     import polars as pl
 
-    texts = {name: frame[name].unique().to_list() for name, dtype in frame.schema.items() if dtype == pl.String}
+    texts = [name for name, dtype in frame.schema.items() if dtype == pl.String]
+    begin = frame.select(pl.col(name).str.contains(MAY_BE_FORMULA).any() for name in texts)
+    found = {name: frame[name].unique().to_list() for name in texts if frame.height and begin[name].item()}
     changed = {
-        name: {text: f"'{text}" for text in found if text is not None and is_formula(text)}
-        for name, found in texts.items()
+        name: {text: f"'{text}" for text in texts if text is not None and is_formula(text)}
+        for name, texts in found.items()
     }
     return frame.with_columns(pl.col(name).replace(new) for name, new in changed.items() if new)
 

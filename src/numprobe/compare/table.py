@@ -85,11 +85,16 @@ def _op_of(compared: Compared, pair: int) -> str:
 
 def write_parquet(frame: pl.DataFrame, path: Path) -> None:
     """One file, whole or not at all; the same rows give the same bytes."""
-    part = path.with_name(f".{path.name}.part")
     content = io.BytesIO()  # polars has errors of its own for a full disk, and no paths of other bytes than UTF-8
-    frame.write_parquet(content, compression="zstd", statistics=True)
+    frame.write_parquet(content, compression="zstd", compression_level=1, statistics=True)
+    write_whole(path, content.getbuffer())
+
+
+def write_whole(path: Path, content: bytes | memoryview) -> None:
+    """One file, whole or not at all."""
+    part = path.with_name(f".{path.name}.part")
     try:
-        part.write_bytes(content.getbuffer())
+        part.write_bytes(content)
         part.replace(path)
     except BaseException:
         with suppress(OSError):

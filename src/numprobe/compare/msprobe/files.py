@@ -37,7 +37,8 @@ Dress: TypeAlias = Callable[[Any, Any, int], None]
 
 _BEGINS_FORMULA = "-+=%@\uff0b\uff0d\uff1d\uff05\uff20"
 _SUSPICIOUS = frozenset(f";{_BEGINS_FORMULA}")
-_FORMULA = re.compile(f";?[{_BEGINS_FORMULA}]")
+MAY_BE_FORMULA = f"^;?[{_BEGINS_FORMULA.replace('-', '')}-]"  # a regular expression, the same in Python and in polars
+_FORMULA = re.compile(MAY_BE_FORMULA)
 
 
 def timestamp(seconds: float | None = None) -> str:
