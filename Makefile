@@ -37,6 +37,7 @@ bench: $(VENV)/.dev  ## speed and memory, as ratios of one run
 	$(BIN)/python benchmarks/nan.py
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/collect.py
+	$(BIN)/python benchmarks/rl.py
 
 interop: $(VENV)/.dev  ## the RL skill on fresh dumps of Megatron-Core, transformers and vLLM; 5 GB of environments below .interop/
 	$(BIN)/python benchmarks/engines/run.py

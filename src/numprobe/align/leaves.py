@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 
 import numpy as np
@@ -31,7 +32,7 @@ class LeafPairs:
     def __len__(self) -> int:
         return len(self.pair)
 
-    @property
+    @cached_property
     def both(self) -> NDArray[np.bool_]:
         return (self.target >= 0) & (self.golden >= 0)
 

@@ -11,6 +11,8 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+import numpy as np
+
 from numprobe.align.calls import Calls
 from numprobe.align.roles.rules import Role, Rules, roles_of
 from numprobe.record.names import FORWARD
@@ -133,14 +135,13 @@ def _calls_of_places(calls: Calls, modules: Sequence[Module]) -> dict[Role, list
     """By role, the elements of the first tensor that every call got. Of modules that get keywords only there is none."""
     values = calls.values
     found: dict[Role, list[int]] = defaultdict(list)
+    slot = next((n for n, s in enumerate(values.slots) if s == (INPUT, "input_args.0")), -1)
+    tensor = np.array([bool(short) for _, _, short in values.kinds], bool)
+    rows = np.flatnonzero((values.slot == slot) & tensor[values.kind]) if len(values) else np.zeros(0, np.int64)
+    sizes = dict(zip(values.op_of()[rows][::-1].tolist(), values.numel[rows][::-1].tolist(), strict=True))
     for m in modules:
-        given = [
-            r
-            for r in values.rows(m.record)
-            if values.slots[values.slot[r]] == (INPUT, "input_args.0") and values.kinds[values.kind[r]][2]
-        ]
-        if given and m.role.known:
-            found[m.role].append(int(values.numel[given[0]]))
+        if m.role.known and m.record in sizes:
+            found[m.role].append(sizes[m.record])
     return found
 
 

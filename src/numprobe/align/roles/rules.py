@@ -7,7 +7,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -43,18 +43,24 @@ class Rules:
 
     wrappers: frozenset[str]
     roots: frozenset[str]
-    towers: tuple[str, ...]
+    towers: frozenset[str]
     blocks: tuple[str, ...]
     outside: tuple[tuple[str, re.Pattern[str]], ...]
     layer: tuple[tuple[str, re.Pattern[str]], ...]
     merged: dict[str, list[str]]
     layouts: tuple[tuple[str, re.Pattern[str]], ...] = ()
     sequence_first: re.Pattern[str] = re.compile("(?!)")
+    # what was found for a name, which every layer has again
+    matched: dict[tuple[bool, str], tuple[str, str] | None] = field(default_factory=dict, compare=False)
+    laid_out: dict[str, str] = field(default_factory=dict, compare=False)
 
     def layout(self, path: str) -> str:
         """``grouped`` for ``layers.3.self_attention.linear_qkv``: how the parts of what is fused there lie in it."""
         name = path.rpartition(".")[2]
-        return next((layout for layout, pattern in self.layouts if pattern.fullmatch(name)), PLAIN)
+        if name not in self.laid_out:
+            fits = (layout for layout, pattern in self.layouts if pattern.fullmatch(name))
+            self.laid_out[name] = next(fits, PLAIN)
+        return self.laid_out[name]
 
     def role(self, path: str, container: str) -> Role:
         """The role of a module path; ``container`` is the word before the layer numbers (``layers``, ``h``). A tower has its own.
@@ -64,30 +70,42 @@ class Rules:
         parts = [p for p in path.split(".") if p not in self.wrappers]
         while parts and parts[0].isdecimal():  # a list of model chunks
             parts = parts[1:]
-        tower = next((p for p in parts if p in self.towers), "")
+        tower = next((t for t in parts if t in self.towers), "")
         if tower:
             parts = parts[parts.index(tower) + 1 :]
         plain = ".".join(parts)
-        word = r"[A-Za-z_]+" if tower else re.escape(container)
-        found = re.search(rf"(?:^|\.){word}\.([0-9]+)(?:\.|$)", plain) if word else None
+        found = _numbered("" if tower else container).search(plain) if tower or container else None
         if found is None:
             rest = ".".join(p for p in parts if p not in self.roots)
-            return self._match(self.outside, rest, None, tower)
+            return self._match(rest, None, tower)
         rest = plain[found.end() :]
         for block in self.blocks:  # MTP: a layer in the layer
             rest = rest.removeprefix(f"{block}.") if rest != block else ""
-        return self._match(self.layer, rest, int(found.group(1)), tower)
+        return self._match(rest, int(found.group(1)), tower)
 
-    @staticmethod
-    def _match(rules: Iterable[tuple[str, re.Pattern[str]]], rest: str, layer: int | None, tower: str) -> Role:
-        for name, pattern in rules:
-            found = pattern.fullmatch(rest)
-            if found:
-                expert = found.groupdict().get("expert") or ""
-                return Role(
-                    name, layer, expert.replace(".local_experts", "").replace("shared_experts", "shared_expert"), tower
-                )
-        return Role(rest, layer, "", tower, known=False)
+    def _match(self, rest: str, layer: int | None, tower: str) -> Role:
+        key = layer is not None, rest
+        if key not in self.matched:
+            self.matched[key] = _first_match(self.layer if layer is not None else self.outside, rest)
+        found = self.matched[key]
+        return Role(rest, layer, "", tower, known=False) if found is None else Role(found[0], layer, found[1], tower)
+
+
+@cache
+def _numbered(container: str) -> re.Pattern[str]:
+    """Where a layer of the container begins; without its name, of any."""
+    word = re.escape(container) or "[A-Za-z_]+"
+    return re.compile(rf"(?:^|\.){word}\.([0-9]+)(?:\.|$)")
+
+
+def _first_match(rules: Iterable[tuple[str, re.Pattern[str]]], rest: str) -> tuple[str, str] | None:
+    """Name and part of the first rule that fits."""
+    for name, pattern in rules:
+        found = pattern.fullmatch(rest)
+        if found:
+            expert = found.groupdict().get("expert") or ""
+            return name, expert.replace(".local_experts", "").replace("shared_experts", "shared_expert")
+    return None
 
 
 @lru_cache(maxsize=1)
@@ -115,7 +133,7 @@ def rules_from(content: dict[str, Any]) -> Rules:
     return Rules(
         frozenset(content["wrappers"]),
         frozenset(content["roots"]),
-        tuple(content["towers"]),
+        frozenset(content["towers"]),
         tuple(content["blocks"]),
         compiled("outside"),
         compiled("layer"),

@@ -74,6 +74,7 @@ ROLES = {  # in the order of execution inside a layer
     "final_norm": NORM,
     "head": LINEAR,
 }
+_AT = {role: n for n, role in enumerate(ROLES)}
 _EXPERT_UP = re.compile(r"(w13_weight|w13|weight1|gate_up_proj)(\.weight)?")
 _EXPERT_DOWN = re.compile(r"(w2_weight|w2|weight2|down_proj)(\.weight)?")
 
@@ -139,13 +140,14 @@ def canonical(
             groups[place, numbering.calls[m.call]][m.role.name].append(m.record)
     experts = _experts(groups)
     others = {m.role.name for m in modules if m.role.given} - ROLES.keys()  # pairs that no rule knows
+    recorded = _Leaves(calls.values)
     found: dict[str, tuple[list[_Leaf], list[int]]] = {}
     for (place, call), by_role in groups.items():
         if form.together and place[2].startswith(f"{EXPERTS}"):
             continue
-        reader = _Reader(calls, rules, form, place, by_role, experts.get((place, call), {}))
+        reader = _Reader(calls, recorded, rules, form, place, by_role, experts.get((place, call), {}))
         where = "".join(f"{p}." for p in (place[0], "" if place[1] is None else f"layers.{place[1]}", place[2]) if p)
-        for role in (*ROLES, *(name for name in by_role if name in others)):
+        for role in (*reader.roles(), *(name for name in by_role if name in others)):
             kind, leaves, records = reader.read(role)
             if leaves:
                 found[f"Module.{where}{role}.{kind}.{FORWARD}.{call}"] = leaves, records
@@ -181,14 +183,43 @@ def _experts(groups: dict[tuple[Place, int], dict[str, list[int]]]) -> dict[tupl
     return found
 
 
+class _Leaves:
+    """What every row of a dump is: its role and path, whether it is a tensor, and one of neither integers nor booleans."""
+
+    def __init__(self, values: ValueTable) -> None:
+        self._first = values.first.tolist()
+        slots, kinds = values.slot.tolist(), values.kind.tolist()
+        self.role = [values.slots[n][0] for n in slots]
+        self.path = [values.slots[n][1] for n in slots]
+        self.tensor = [bool(values.kinds[n][2]) for n in kinds]
+        floats = [bool(short) and "int" not in short and short != "bool" for _, _, short in values.kinds]
+        self.float = [floats[n] for n in kinds]
+
+    def rows(self, record: int) -> range:
+        return range(self._first[record], self._first[record + 1])
+
+
 class _Reader:
     """Picks the leaves of the records of one place that mean the same in every framework."""
 
     def __init__(
-        self, calls: Calls, rules: Rules, form: Form, place: Place, by_role: dict[str, list[int]], experts: Experts
+        self,
+        calls: Calls,
+        leaves: _Leaves,
+        rules: Rules,
+        form: Form,
+        place: Place,
+        by_role: dict[str, list[int]],
+        experts: Experts,
     ) -> None:
-        self.calls, self.values, self.rules = calls, calls.values, rules
+        self.calls, self.values, self.rules, self.leaves = calls, calls.values, rules, leaves
         self.form, self.place, self.by_role, self.experts = form, place, by_role, experts
+
+    def roles(self) -> list[str]:
+        """The roles that may be read here, in the order of execution."""
+        found = {name for name in self.by_role if name in ROLES} | {w for w in self.rules.merged if self._pieces(w)}
+        found |= ({"gate_up"} if "up" in self.by_role else set()) | ({"moe"} if "router" in self.by_role else set())
+        return sorted(found, key=_AT.__getitem__)
 
     def read(self, role: str) -> tuple[str, list[_Leaf], list[int]]:
         """Class, leaves and records of a role; no leaves where it is not recorded."""
@@ -335,13 +366,11 @@ class _Reader:
         return leaves, [*block, *self.by_role["router"], *inside]
 
     def _weights(self, record: int, pattern: re.Pattern[str] = re.compile(r"weight[0-9]*")) -> list[int]:
-        v = self.values
+        of, numel = self.leaves, self.values.numel
         return [
             r
-            for r in v.rows(record)
-            if v.slots[v.slot[r]][0] == PARAMETER
-            and v.numel[r] > 0
-            and pattern.fullmatch(v.slots[v.slot[r]][1].removeprefix("parameters."))
+            for r in of.rows(record)
+            if of.role[r] == PARAMETER and numel[r] > 0 and pattern.fullmatch(of.path[r].removeprefix("parameters."))
         ]
 
     def _parameters(self, parts: Sequence[Sequence[int]], layout: str = PLAIN) -> list[_Leaf]:
@@ -353,17 +382,15 @@ class _Reader:
         return found
 
     def _named(self, record: int, path: str) -> int:
-        return next((r for r in self.values.rows(record) if self.values.slots[self.values.slot[r]][1] == path), -1)
+        return next((r for r in self.leaves.rows(record) if self.leaves.path[r] == path), -1)
 
     def _all(self, record: int, role: str) -> list[int]:
-        v = self.values
-        return [r for r in v.rows(record) if v.slots[v.slot[r]][0] == role and v.kinds[v.kind[r]][2]]
+        of = self.leaves
+        return [r for r in of.rows(record) if of.role[r] == role and of.tensor[r]]
 
     def _floats(self, record: int, role: str) -> list[int]:
-        v = self.values
-        return [
-            r for r in self._all(record, role) if "int" not in v.kinds[v.kind[r]][2] and v.kinds[v.kind[r]][2] != "bool"
-        ]
+        of = self.leaves
+        return [r for r in of.rows(record) if of.role[r] == role and of.float[r]]
 
 
 def _expert_number(path: str) -> int:
@@ -376,10 +403,14 @@ def _table(names: list[str], rows: Sequence[Sequence[_Leaf]], values: ValueTable
     flat = [leaf for record in rows for leaf in record]
     slots: dict[tuple[str, str], int] = {}
     slot = [slots.setdefault((leaf.role, leaf.path), len(slots)) for leaf in flat]
-    merged = [_merged(values, leaf.rows) for leaf in flat]
-    sizes = np.array([int(values.numel[leaf.rows].sum()) for leaf in flat], np.int64)
+    first = np.array([leaf.rows[0] for leaf in flat], np.int64)
+    figures, status, sizes = values.figures[first], values.status[first], values.numel[first]
+    for n, leaf in enumerate(flat):
+        if len(leaf.rows) > 1:
+            figures[n], status[n] = _merged(values, leaf.rows)
+            sizes[n] = values.numel[leaf.rows].sum()
     shapes: dict[tuple[int, ...], int] = {}
-    shape = [shapes.setdefault((int(n),), len(shapes)) for n in sizes]
+    shape = [shapes.setdefault((n,), len(shapes)) for n in sizes.tolist()]
     single = {n: leaf.rows[0] for n, leaf in enumerate(flat) if len(leaf.rows) == 1}
     return ValueTable(
         names,
@@ -389,11 +420,11 @@ def _table(names: list[str], rows: Sequence[Sequence[_Leaf]], values: ValueTable
         values.kinds,
         list(shapes),
         np.array(slot, np.int32),
-        np.array([values.kind[leaf.rows[0]] for leaf in flat], np.int32),
+        values.kind[first],
         np.array(shape, np.int32),
         sizes,
-        np.array([figures for figures, _ in merged]).reshape(-1, 4),
-        np.array([status for _, status in merged], np.uint8).reshape(-1, 4),
+        figures,
+        status,
         exact={n: values.exact[r] for n, r in single.items() if r in values.exact},
         fine=values.fine,
         stat_dtypes={

@@ -23,6 +23,8 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.)")
 
 def whole_models(calls: Sequence[Calls], rules: Rules | None = None) -> list[Calls]:
     """The ranks of a side, of stages one for every column of them; as they are where each has a whole model."""
+    if len(calls) == 1:
+        return list(calls)
     roles = [[(m.role, one.ops[m.record].path) for m in modules_of(one, rules)] for one in calls]
     first, last = (
         [any(role.name == name and not role.tower and role.layer is None for role, _ in of) for of in roles]

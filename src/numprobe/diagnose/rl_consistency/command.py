@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
+
+import msgspec
 
 from numprobe.diagnose.rl_consistency.messages import CATALOGUE
 from numprobe.diagnose.rl_consistency.next_dump import FILES, configurations
@@ -17,7 +20,7 @@ from numprobe.execution.stages import Listener, ignore
 from numprobe.formats.dump import open_dump
 from numprobe.report.language import is_utf8
 from numprobe.report.progress import progress_display
-from numprobe.report.run_folder import RunFolder, open_run
+from numprobe.report.run_folder import RunFolder, open_run, plain
 from numprobe.report.running import Told, marked, print_conclusion, refuse_inside
 from numprobe.report.terminal import Style
 
@@ -53,7 +56,7 @@ def run_to_folder(
         for side, configuration in configurations(result).items():
             run.write_json(FILES[side], configuration)
             result.next[side] = FILES[side]
-        run.write_json("result.json", result)
+        run.write_text("result.json", _indented(result))
         head = ["place", "train", "rollout", "verdict", "error", "ratio"]
         rows = [
             [p.place, "; ".join(p.train), "; ".join(p.rollout), p.verdict, p.error, p.ratio] for p in result.mapping
@@ -63,6 +66,11 @@ def run_to_folder(
         run.write_text("report.html", render_html(result, lang, artifacts=run.artifacts))
     run.finish("done")
     return result, run
+
+
+def _indented(result: RlResult) -> str:
+    """As :meth:`RunFolder.write_json`, for tens of thousands of rows."""
+    return msgspec.json.format(json.dumps(plain(result), ensure_ascii=False), indent=1) + "\n"
 
 
 def run_command(
