@@ -62,7 +62,14 @@ def several() -> RlResult:
         first, clazz="nonfinite_one_side", kind="output", role="out", suspect=suspect, anchor=None, anchor_figures=[]
     )
     other = msgspec.structs.replace(
-        other, figures=figures, error=float("inf"), competing=True, layers=[], segment=[], slot="output.0"
+        other,
+        figures=figures,
+        error=float("inf"),
+        competing=True,
+        layers=[],
+        segment=[],
+        segment_sides=[],
+        slot="output.0",
     )
     scale = msgspec.structs.replace(first, clazz="configuration_difference", kind="scale", ratio=0.125, confidence=0.4)
     return msgspec.structs.replace(gelu(), findings=[blind, other, *[scale] * 60])
@@ -101,6 +108,7 @@ def hostile() -> RlResult:
         anchor=key,
         suspect=key,
         segment=[HOSTILE],
+        segment_sides=["rollout"],
         slot=HOSTILE,
         parameter=HOSTILE,
         terms=[Term("term.base", 0.5)],

@@ -23,6 +23,9 @@ def rl(
     rank: str = common.Rank,
     mapping: str = typer.Option("", "--mapping", help=MAPPING, metavar="FILE"),
     lang: str = common.Lang,
+    compat: str = typer.Option(
+        None, "--compat", help="msprobe: also write its files output_0 to output_5.", metavar="NAME"
+    ),
     progress: str = typer.Option(
         "auto", "--progress", help="auto or json (stderr holds JSON lines only).", metavar="HOW"
     ),
@@ -34,6 +37,8 @@ def rl(
     from numprobe.diagnose.rl_consistency.command import run_command
     from numprobe.diagnose.rl_consistency.skill import RlOptions
 
+    if compat is not None:
+        common.one_of("--compat", compat, ("msprobe",))
     common.one_of("--progress", progress, ("auto", "json"))
     code = run_command(
         train,
@@ -41,6 +46,7 @@ def rl(
         RlOptions(common.ranges(step, "--step"), common.ranges(rank, "--rank"), not no_cache, mapping),
         out=out,
         lang=common.language(lang),
+        compat=compat == "msprobe",
         as_json=as_json,
         progress=progress,
         style_out=common.style(sys.stdout, quiet=quiet),

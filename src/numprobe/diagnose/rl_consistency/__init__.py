@@ -30,8 +30,10 @@ def run(
     rank: set[int] | None = None,
     mapping: str | Path | None = None,
     lang: str = "en",
+    compat: bool = False,
 ) -> RlResult:
     """Run the skill and write its folder. ``mapping``: a file that says which modules belong together.
+    ``compat``: the files of msProbe's skill too.
 
     Raises:
         NumprobeError: nothing can be read, or ``out`` holds something else.
@@ -42,7 +44,7 @@ def run(
     options = RlOptions(frozenset(step) if step else None, frozenset(rank) if rank else None)
     if mapping:
         options = replace(options, mapping=str(mapping))
-    return run_to_folder(train, rollout, options, Path(out) if out else None, lang=lang)[0]
+    return run_to_folder(train, rollout, options, Path(out) if out else None, lang=lang, compat=compat)[0]
 
 
 def table(result: RlResult, name: str) -> list[Pair]:

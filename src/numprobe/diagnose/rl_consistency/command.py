@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import sys
 from pathlib import Path
 
 import msgspec
 
+from numprobe.diagnose.rl_consistency.compat import compat_files
 from numprobe.diagnose.rl_consistency.messages import CATALOGUE
 from numprobe.diagnose.rl_consistency.next_dump import FILES, configurations
 from numprobe.diagnose.rl_consistency.page.html import render_html
 from numprobe.diagnose.rl_consistency.page.markdown import render_markdown
 from numprobe.diagnose.rl_consistency.page.screen import render_json_line, render_terminal
 from numprobe.diagnose.rl_consistency.result import RlResult
-from numprobe.diagnose.rl_consistency.skill import STAGES, RlOptions, analyse
+from numprobe.diagnose.rl_consistency.skill import STAGES, RlOptions, analyse_with_view
+from numprobe.diagnose.rl_consistency.view import View
 from numprobe.execution.memory import without_collector
 from numprobe.execution.stages import Listener, ignore
 from numprobe.formats.dump import open_dump
@@ -32,9 +36,10 @@ def run_to_folder(
     out: Path | None = None,
     *,
     lang: str = "en",
+    compat: bool = False,
     listener: Listener = ignore,
 ) -> tuple[RlResult, RunFolder]:
-    """Analyse both dumps and write the run's folder.
+    """Analyse both dumps and write the run's folder; with ``compat`` the files of msProbe's skill too.
 
     Raises:
         NumprobeError: as :func:`~numprobe.diagnose.rl_consistency.skill.analyse`, or ``out`` holds something else.
@@ -49,28 +54,41 @@ def run_to_folder(
         "rank": sorted(options.ranks) if options.ranks is not None else None,
         "lang": lang,
         **({"mapping": str(Path(options.mapping).resolve())} if options.mapping else {}),
+        **({"compat": "msprobe"} if compat else {}),
     }
     run = open_run("rl", out, inputs, asked)
     with marked(run, told), without_collector():
-        result = analyse(train, rollout, options, told)
+        result, view = analyse_with_view(train, rollout, options, told)
         for side, configuration in configurations(result).items():
             run.write_json(FILES[side], configuration)
             result.next[side] = FILES[side]
-        run.write_text("result.json", _indented(result))
+        _write_json(run, "result.json", result)
         head = ["place", "train", "rollout", "verdict", "error", "ratio"]
         rows = [
             [p.place, "; ".join(p.train), "; ".join(p.rollout), p.verdict, p.error, p.ratio] for p in result.mapping
         ]
         run.write_csv("mapping.csv", head, rows)
+        if compat:
+            _write_compat(run, view, result)
         run.write_text("report.md", render_markdown(result, lang))
         run.write_text("report.html", render_html(result, lang, artifacts=run.artifacts))
     run.finish("done")
     return result, run
 
 
-def _indented(result: RlResult) -> str:
+def _write_json(run: RunFolder, name: str, value: object) -> None:
     """As :meth:`RunFolder.write_json`, for tens of thousands of rows."""
-    return msgspec.json.format(json.dumps(plain(result), ensure_ascii=False), indent=1) + "\n"
+    run.write_text(name, msgspec.json.format(json.dumps(plain(value), ensure_ascii=False), indent=1) + "\n")
+
+
+def _write_compat(run: RunFolder, view: View, result: RlResult) -> None:
+    for name, content in compat_files(view, result, str(run.path)).items():
+        if name.endswith(".csv"):  # as they are there: a layer that is none is "-", which write_csv would escape
+            text = io.StringIO()
+            csv.writer(text, lineterminator="\n").writerows([content[0], *content[1]])
+            run.write_text(name, text.getvalue())
+        else:
+            _write_json(run, name, content)
 
 
 def run_command(
@@ -82,6 +100,7 @@ def run_command(
     style_err: Style,
     lang: str,
     out: Path | None = None,
+    compat: bool = False,
     as_json: bool = False,
     progress: str = "auto",
     quiet: bool = False,
@@ -89,7 +108,7 @@ def run_command(
     """The command: progress on stderr, the conclusion on stdout, the exit code of the verdict."""
     display = progress_display(progress, sys.stderr, STAGES, CATALOGUE, lang, style_err, quiet=quiet)
     try:
-        result, run = run_to_folder(train, rollout, options, out, lang=lang, listener=display)
+        result, run = run_to_folder(train, rollout, options, out, lang=lang, compat=compat, listener=display)
     finally:
         display.close()
     folder = run.path.as_posix()

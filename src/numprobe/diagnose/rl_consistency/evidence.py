@@ -36,7 +36,7 @@ ENOUGH_PAIRED = 0.6
 COMPETING = 0.1
 PROBED = ("missing_operator", "configuration_difference", "implementation_difference", "layout_error")
 NEAR = 3  # outputs behind the suspect
-MOST_SEGMENT = 16
+MOST_SEGMENT = 16  # of one side
 _BETWEEN = ("act", "rotary", "core", "q_norm", "k_norm", "softmax")
 _APIS = {"down": ACTIVATIONS, "act": ACTIVATIONS, "core": ("rotary", "rope"), "out": ("attention", "softmax", "rotary")}
 
@@ -96,7 +96,7 @@ def _finding(view: View, group: _Group, only: bool, coverage: float) -> data.Fin
         terms,
         _key(view, anchor) if anchor is not None else None,
         _key(view, f.pair),
-        segment,
+        [name for _, name in segment],
         layers,
         what.kind if what.clazz == "layout_error" else None,
         slot,
@@ -110,6 +110,7 @@ def _finding(view: View, group: _Group, only: bool, coverage: float) -> data.Fin
         list(what.blind),
         layouts=list(what.layouts),
         probe=tried,
+        segment_sides=[side for side, _ in segment],
     )
 
 
@@ -123,14 +124,14 @@ def _anchor(view: View, f: Finding) -> int | None:
     return next((pair for pair in range(f.pair - 1, -1, -1) if view.agrees(pair)), None)
 
 
-def _segment(view: View, anchor: int | None, suspect: int) -> list[str]:
-    """Records between anchor and suspect, on either side, as the dumps name them: without partner, or with one and in doubt."""
+def _segment(view: View, anchor: int | None, suspect: int) -> list[tuple[str, str]]:
+    """(side, name in its dump) of records between anchor and suspect: without partner, or with one and in doubt."""
     if anchor is None or not (view.paired(anchor) and view.paired(suspect)):
         return []
-    found: list[str] = []
+    found: list[tuple[str, str]] = []
     words = _APIS.get(role_of(view.name(suspect)), ())
     partners = list(zip(view.records.target, view.records.golden, strict=True))
-    for number_of_side, side in enumerate((view.train, view.rollout)):
+    for number_of_side, (label, side) in enumerate((("train", view.train), ("rollout", view.rollout))):
         begin = max(side.origin[partners[anchor][number_of_side]])
         end = min(side.origin[partners[suspect][number_of_side]])
         sure = [
@@ -150,8 +151,8 @@ def _segment(view: View, anchor: int | None, suspect: int) -> list[str]:
             for i in range(begin + 1, end)
             if calls.ops[i].kind == "api" and any(word in calls.ops[i].api.lower() for word in words)
         }
-        found += [calls.values.names[i] for i in sorted(modules | apis)]
-    return found[:MOST_SEGMENT]
+        found += [(label, calls.values.names[i]) for i in sorted(modules | apis)[:MOST_SEGMENT]]
+    return found
 
 
 def _layers(view: View, group: _Group) -> list[int]:
@@ -186,7 +187,7 @@ def _terms(
     view: View,
     group: _Group,
     anchor: int | None,
-    segment: Sequence[str],
+    segment: Sequence[tuple[str, str]],
     layers: Sequence[int],
     only: bool,
     coverage: float,
@@ -204,7 +205,7 @@ def _terms(
         "anchor": anchor is not None or (f.pair == 0 and view.slot_role(f.row) == OUTPUT),
         "parameters": bool(parameters) and not exact and all(view.judged.verdict[r] == "pass" for r in parameters),
         "exact": exact,
-        "one_sided": any(a in name.lower() for name in segment for a in ACTIVATIONS),
+        "one_sided": any(a in name.lower() for _, name in segment for a in ACTIVATIONS),
         "repeats": repeats,
         "explained": only and not repeats,
         "measured": layout or group.what.kind in TURNED or _fits(tried),

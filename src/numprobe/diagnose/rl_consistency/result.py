@@ -57,11 +57,12 @@ class Probe(msgspec.Struct, frozen=True):
 class Finding(msgspec.Struct, frozen=True):
     """Where the two sides part.
 
-    ``role`` is that of the suspect, ``segment`` what lies between anchor and suspect on either side without a partner,
-    ``layers`` all layers that show the same, ``ratio`` the factor where one side is a multiple of the other. ``blind`` are
-    transforms that figures do not show and that would look the same (``rotary``, ``heads``, ``gate_up``, ``qkv_rows``,
-    ``order``), ``competing`` says that it is about as sure as the first. Of a layout error, ``transform`` is the order
-    under which the tensors are equal, and ``layouts`` are those that the rules say of training and rollout.
+    ``role`` is that of the suspect, ``segment`` what lies between anchor and suspect on either side without a partner, and
+    ``segment_sides`` which side recorded each (``train``, ``rollout``), ``layers`` all layers that show the same, ``ratio`` the
+    factor where one side is a multiple of the other. ``blind`` are transforms that figures do not show and that would look the
+    same (``rotary``, ``heads``, ``gate_up``, ``qkv_rows``, ``order``), ``competing`` says that it is about as sure as the first.
+    Of a layout error, ``transform`` is the order under which the tensors are equal, and ``layouts`` are those that the rules say
+    of training and rollout.
     """
 
     clazz: str
@@ -86,6 +87,7 @@ class Finding(msgspec.Struct, frozen=True):
     competing: bool = False
     layouts: list[str] = []
     probe: Probe | None = None
+    segment_sides: list[str] = []
 
 
 class Pair(msgspec.Struct, frozen=True):

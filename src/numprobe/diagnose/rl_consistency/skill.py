@@ -54,6 +54,13 @@ def analyse(
         NumprobeError: nothing can be read at one of the two places; E-RLC-001 a side has no modules; the mapping file is
             wrong, as for :func:`~numprobe.align.roles.given.read_rows` and :func:`~numprobe.align.roles.given.given_roles`.
     """
+    return analyse_with_view(train, rollout, options, listener)[0]
+
+
+def analyse_with_view(
+    train: str | Path, rollout: str | Path, options: RlOptions = RlOptions(), listener: Listener = ignore
+) -> tuple[data.RlResult, View]:
+    """As :func:`analyse`, with what the result was drawn from."""
     stages = Stages(STAGES, listener)
     stages.begin("load")
     dumps = [open_dump(path, use_cache=options.use_cache) for path in (train, rollout)]
@@ -86,7 +93,7 @@ def analyse(
     found = _result(dumps, view, premise, findings, coverage, merged)
     found.unknown_names = [data.UnknownName(n.side, n.name, list(n.close)) for n in given.unknown]
     stages.end()
-    return found
+    return found, view
 
 
 def _given(mapping: str, ranks: Sequence[Sequence[Calls]]) -> Given:

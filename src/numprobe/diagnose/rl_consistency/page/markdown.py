@@ -58,8 +58,8 @@ def _finding(result: RlResult, number: int, f: Finding, lang: str) -> list[str]:
         both = (("train", found.train), ("rollout", found.rollout)) if found else ()
         return comma.join(f"{say(lang, f'side.{side}')} {code(name)}" for side, name in both if name)
 
-    between = view.between(result, f)
-    labels = (("side.train", between.train), ("side.rollout", between.rollout), ("page.operator", between.unplaced))
+    between = view.between(f)
+    labels = (("side.train", between.train), ("side.rollout", between.rollout))
     named = [f"{say(lang, label)} {code(name)}" for label, names in labels for name in names]
     fact("screen.confidence", escape(view.confidence(f, lang)))
     if f.anchor:

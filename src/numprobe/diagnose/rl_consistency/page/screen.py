@@ -49,7 +49,7 @@ def _facts(result: RlResult, first: Finding | None, lang: str, style: Style) -> 
         rows.append(("screen.class", f"{first.clazz}{say(lang, 'list.colon')}{text}"))
         rows.append(("screen.confidence", view.confidence(first, lang)))
         rows += _side_rows("screen.anchor", _names(first.anchor), lang)
-        rows += _side_rows("screen.segment", _between(result, first), lang)
+        rows += _side_rows("screen.segment", _between(first), lang)
         rows += _side_rows("screen.suspect", _names(first.suspect), lang)
         if first.layers:
             rows.append(("screen.layers", say(lang, "screen.layers_text", layers=first.layers, all=result.layers)))
@@ -84,16 +84,16 @@ def _names(found: Key | None) -> list[tuple[str, str]]:
     return [(side, name) for side, name in both if name]
 
 
-def _between(result: RlResult, first: Finding) -> list[tuple[str, str]]:
-    found = view.between(result, first)
-    placed = [*(("train", name) for name in found.train), *(("rollout", name) for name in found.rollout)]
-    return [*placed, *(("unplaced", name) for name in found.unplaced)][:MOST_SEGMENT]
+def _between(first: Finding) -> list[tuple[str, str]]:
+    """Of each side as many, so that neither hides the other."""
+    found = view.between(first)
+    sides = [(side, names) for side, names in (("train", found.train), ("rollout", found.rollout)) if names]
+    return [(side, name) for side, names in sides for name in names[: MOST_SEGMENT // len(sides)]]
 
 
 def _side_rows(key: str, names: Sequence[tuple[str, str]], lang: str) -> list[tuple[str, str]]:
     """``training  Module...``, the names one below the other."""
     labels = {side: say(lang, f"side.{side}") for side in ("train", "rollout")}
-    labels["unplaced"] = say(lang, "page.operator")
     width = max(map(columns, labels.values()))
     return [(key, f"{pad(labels[side], width).replace(' ', HARD)}{HARD * 2}{soft(name)}") for side, name in names]
 
@@ -164,6 +164,7 @@ def render_json_line(result: RlResult, out: str, *, ascii_only: bool = False) ->
                 "anchor": f.anchor,
                 "suspect": f.suspect,
                 "segment": f.segment,
+                "segment_sides": f.segment_sides,
                 "layers": f.layers,
                 "transform": f.transform,
                 "layouts": f.layouts,

@@ -184,20 +184,16 @@ def telling(f: Finding) -> list[Figures]:
 
 @dataclass(frozen=True)
 class Between:
-    """What lies between anchor and suspect. ``unplaced``: operators, of which the result does not say the side."""
+    """What lies between anchor and suspect on each side."""
 
     train: list[str]
     rollout: list[str]
-    unplaced: list[str]
 
 
-def between(result: RlResult, f: Finding) -> Between:
-    """The segment by side: modules are in the mapping or among those without partner."""
-    train = {*result.unmatched_train, *(name for pair in result.mapping for name in pair.train)}
-    rollout = {*result.unmatched_rollout, *(name for pair in result.mapping for name in pair.rollout)}
-    left = [name for name in f.segment if name in train and name not in rollout]
-    right = [name for name in f.segment if name in rollout and name not in train]
-    return Between(left, right, [name for name in f.segment if name not in (*left, *right)])
+def between(f: Finding) -> Between:
+    """The segment by side."""
+    told = list(zip(f.segment_sides, f.segment, strict=True))
+    return Between(*([name for side, name in told if side == wanted] for wanted in ("train", "rollout")))
 
 
 @dataclass(frozen=True)
