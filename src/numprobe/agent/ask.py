@@ -1,0 +1,192 @@
+"""One question: choose the skill, run it, answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from numprobe.agent.answer import Answer, Lines
+from numprobe.agent.messages import say
+from numprobe.agent.probe import Probe, probe
+from numprobe.agent.router import UNSUPPORTED, Route, route
+from numprobe.agent.sentence import Sentence, read_sentence
+from numprobe.agent.skills.skill import Done, Pipeline, Skill
+from numprobe.execution.stages import Listener
+from numprobe.record.errors import NumprobeError
+
+NOT_ANSWERED = 2  # exit code: something is missing
+_ONLY = ("only", "just", "只", "仅")
+
+
+class Audience(Protocol):
+    """Who asks: a terminal, a conversation, a program."""
+
+    def chosen(self, line: str) -> None:
+        """What was understood, before anything runs."""
+
+    def stages(self, pipeline: Pipeline, lang: str) -> AbstractContextManager[Listener]:
+        """Inside, the stages of a run are shown."""
+
+
+@dataclass
+class Asked:
+    """The answer. ``skill`` is the id of what ran, or the intent; ``missing`` names inputs that were not given."""
+
+    skill: str
+    answer: Answer
+    result: dict[str, Any] | None = None
+    missing: list[str] = field(default_factory=list)
+    exit_code: int = 0
+    run: Path | None = None
+
+
+def ask(
+    text: str, audience: Audience, *, paths: Sequence[str] = (), lang: str | None = None, out: Path | None = None
+) -> Asked:
+    """Answer a sentence. ``lang``: of the answer, where it is not that of the sentence; ``out``: the run's folder.
+
+    Raises:
+        NumprobeError: E-AGT-002 a path is not there, or what the skill that runs raises.
+    """
+    sentence = read_sentence(text, paths)
+    lang = lang or sentence.lang
+    probes = [probe(path) for path in sentence.paths]
+    _refuse_missing(probes)
+    chosen = route(sentence, probes)
+    if chosen.intent == "follow_up":
+        return _followed(text, chosen, audience, lang, out)
+    if chosen.intent in ("", "help", *UNSUPPORTED):
+        return _not_run(chosen, lang, probes)
+    _refuse_unreadable(probes, chosen)
+    if chosen.missing:
+        return _missing(chosen, lang)
+    if chosen.intent == "inspect":
+        return _inspected(chosen.inputs["dump"], lang)
+    return _ran(sentence, chosen, audience, lang, out)
+
+
+def _refuse_missing(probes: Sequence[Probe]) -> None:
+    for found in probes:
+        if found.kind == "missing":
+            raise NumprobeError(
+                "E-AGT-002",
+                "no such file or folder",
+                where=found.path,
+                do="check the path; put quotes around it if it has spaces",
+            )
+
+
+def _refuse_unreadable(probes: Sequence[Probe], chosen: Route) -> None:
+    """A path that is no dump is an error where a dump is missing: the reader's own message says what is wrong."""
+    for found in probes:
+        if found.kind == "unknown" and chosen.missing and found.problem is not None:
+            raise found.problem
+
+
+def _followed(text: str, chosen: Route, audience: Audience, lang: str, out: Path | None) -> Asked:
+    from numprobe.agent.follow.answering import follow
+
+    return follow(chosen.inputs["run"], text, audience, lang=lang, out=out)
+
+
+def _not_run(chosen: Route, lang: str, probes: Sequence[Probe]) -> Asked:
+    answer = Answer(known=False)
+    if chosen.intent in UNSUPPORTED:
+        answer.say(say(lang, f"ask.unsupported.{chosen.intent}"))
+        return Asked(chosen.intent, answer, exit_code=NOT_ANSWERED)
+    answer.say(say(lang, "ask.help"))
+    if chosen.intent == "help":
+        answer.known = True
+        return Asked("help", answer)
+    return Asked("", answer, missing=["question"], exit_code=NOT_ANSWERED)
+
+
+def _missing(chosen: Route, lang: str) -> Asked:
+    answer = Answer(known=False)
+    wanted = [say(lang, f"ask.missing.{name}") for name in chosen.missing]
+    answer.say(say(lang, "ask.missing", skill=chosen.intent, wanted=say(lang, "list.comma").join(wanted)))
+    answer.blocks.append(Lines([say(lang, f"ask.command.{chosen.intent}")]))
+    return Asked(chosen.intent, answer, missing=list(chosen.missing), exit_code=NOT_ANSWERED)
+
+
+def _inspected(path: str, lang: str) -> Asked:
+    from numprobe.diagnose import overview
+    from numprobe.report.terminal import Style
+
+    found = overview.inspect(path)
+    answer = Answer()
+    answer.blocks.append(Lines(overview.render(found, lang, Style(width=None)).splitlines()))
+    answer.cite(path)
+    return Asked("inspect", answer, msgspec.json.decode(overview.as_json(found)))
+
+
+def _ran(sentence: Sentence, chosen: Route, audience: Audience, lang: str, out: Path | None) -> Asked:
+    from numprobe.agent.follow.question import read_question
+    from numprobe.agent.follow.reply import conclusion, reply
+    from numprobe.agent.runs import load_run
+
+    skill = skill_of(chosen.intent)
+    audience.chosen(_line(chosen, sentence, lang))
+    done = run_skill(skill, chosen.inputs, _options(skill, sentence), audience, lang, out)
+    run = load_run(done.folder)
+    if chosen.intent == "map":
+        return Asked(
+            "map", reply(run, read_question("mapping", lang)), done.result, exit_code=done.exit_code, run=done.folder
+        )
+    answer = conclusion(run, lang)
+    if sentence.ranks and chosen.intent == "nan_overflow" and not _only(sentence):
+        asked = read_question(f"rank {sentence.ranks}", lang)  # the ranks that the sentence speaks of
+        answer.blocks += reply(run, asked).blocks
+    return Asked(skill.id, answer, done.result, exit_code=done.exit_code, run=done.folder)
+
+
+def skill_of(intent: str) -> Skill:
+    """The skill of an intent; the mapping of two dumps is part of the RL skill."""
+    from numprobe.agent.skills.builtin import BUILTIN
+
+    return next(skill for skill in BUILTIN if skill.id == ("rl_consistency" if intent == "map" else intent))
+
+
+def run_skill(
+    skill: Skill, inputs: dict[str, str], options: dict[str, Any], audience: Audience, lang: str, out: Path | None
+) -> Done:
+    """Run a skill while its stages are shown. ``options`` by name.
+
+    Raises:
+        NumprobeError: what the skill raises.
+    """
+    pipeline = skill.load()
+    with audience.stages(pipeline, lang) as listener:
+        return pipeline.run(inputs, msgspec.convert(options, skill.options), out, lang, listener)
+
+
+def _only(sentence: Sentence) -> bool:
+    return any(word in sentence.words for word in _ONLY)
+
+
+def _options(skill: Skill, sentence: Sentence) -> dict[str, Any]:
+    """Steps and ranks of the sentence. A NaN that was seen on rank 40 may come from another: only ``only`` leaves others out."""
+    if skill.id == "nan_overflow" and not _only(sentence):
+        return {}
+    return {name: value for name, value in (("step", sentence.steps), ("rank", sentence.ranks)) if value}
+
+
+def _line(chosen: Route, sentence: Sentence, lang: str) -> str:
+    inputs = say(lang, "list.comma").join(
+        path if len(chosen.inputs) == 1 else f"{name} {path}" for name, path in chosen.inputs.items()
+    )
+    narrowed = _options(skill_of(chosen.intent), sentence)
+    extent = say(lang, "ask.extent.all")
+    if narrowed:
+        extent = say(lang, "ask.extent", steps=narrowed.get("step"), ranks=narrowed.get("rank")).strip()
+    line = say(lang, "ask.skill", skill=chosen.intent, inputs=inputs, extent=extent)
+    if chosen.by == "order":
+        line += f"\n{say(lang, 'ask.sides.order')}"
+    if chosen.surplus:
+        line += "\n" + say(lang, "ask.surplus", paths=list(chosen.surplus))
+    return line

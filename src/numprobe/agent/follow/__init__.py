@@ -1,0 +1,1 @@
+"""Questions on a finished run, answered from its artifacts and from the records of its dumps."""

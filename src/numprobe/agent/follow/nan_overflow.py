@@ -1,0 +1,520 @@
+"""Answers on a run of the NaN-overflow skill."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+
+from numprobe.agent.answer import Answer, Lines, Table
+from numprobe.agent.follow import names
+from numprobe.agent.follow.question import Question
+from numprobe.agent.follow.records import Records, record_of
+from numprobe.agent.follow.teller import MOST_CHECKS, MOST_EVIDENCE, Teller, sentence
+from numprobe.agent.messages import CATALOGUE as AGENT
+from numprobe.agent.runs import FinishedRun
+from numprobe.diagnose.nan_overflow.messages import CATALOGUE
+from numprobe.diagnose.nan_overflow.page import view
+from numprobe.diagnose.nan_overflow.result import Candidate, Citation, NanResult, RankRow
+from numprobe.formats.dump import RankDump
+from numprobe.record.nonfinite import DIRTY
+from numprobe.record.trace import Value
+from numprobe.report import numbers
+
+MOST_EXCLUDED = 3
+MOST_RANKS = 16  # of one record, side by side
+MOST_ROWS = 24
+NEAR = 4  # records of one name
+MOST_RANGES = 6  # of ranks in a cell
+
+
+def conclusion(run: FinishedRun, lang: str) -> Answer:
+    """The verdict with its evidence, what was ruled out, what to check, and what the verdict does not cover."""
+    return _Teller(run, lang, CATALOGUE).conclusion()
+
+
+def reply(run: FinishedRun, question: Question) -> Answer:
+    """Answer a question; what the data does not say is said to be unknown."""
+    return _Teller(run, question.lang, CATALOGUE).reply(question)
+
+
+class _Teller(Teller):
+    @property
+    def result(self) -> NanResult:
+        assert isinstance(self.run.result, NanResult)
+        return self.run.result
+
+    @cached_property
+    def records(self) -> Records:
+        return Records(self.run.inputs.get("dump", ""))
+
+    @property
+    def first(self) -> Candidate | None:
+        return view.best(self.result) if self.result.verdict != "no_overflow" else None
+
+    # conclusion
+
+    def conclusion(self) -> Answer:
+        result, first = self.result, self.first
+        parts = [CATALOGUE.pieces(self.lang, said.key, said.values) for said in view.headline(result)]
+        if first is not None:
+            values = {"value": f"{first.confidence:.2f}", "clazz": first.clazz}
+            parts.append(AGENT.pieces(self.lang, "nan.confidence", values))
+        self.answer.say(sentence(parts, self.text("list.sentence")), *self._evidence_marks(1))
+        for item in result.evidence[:MOST_EVIDENCE]:
+            self.word(item.message, *self._cited(item.id, item.citations), bullet=True)
+        self._excluded_in_short()
+        for check in result.next_checks[:MOST_CHECKS]:
+            self.word(check, bullet=True, before="answer.check")
+        for limit in result.limits[:MOST_CHECKS]:
+            self.word(limit, bullet=True, before="answer.limit")
+        return self.answer
+
+    def _evidence_marks(self, count: int) -> list[str]:
+        return [mark for item in self.result.evidence[:count] for mark in self._cited(item.id, item.citations)]
+
+    def _cited(self, mark: str, citations: Sequence[Citation]) -> list[str]:
+        """Register the first record of a claim under the claim's own mark; a claim without a record cites the result."""
+        if not citations:
+            return [self.answer.cite("result.json evidence", mark=mark)]
+        return [self.answer.cite(self._where(citations[0]), self._figures(citations[0]), mark)]
+
+    def _where(self, c: Citation) -> str:
+        return f"{c.file or c.rank_key} #{c.op_index} {c.op_name} {c.slot}".rstrip()
+
+    def _figures(self, c: Citation) -> str:
+        slot = view.slot_of(self.result, c)
+        if slot is None or (slot.max is None and slot.min is None):
+            return ""
+        return f"Max {numbers.stat(slot.max)}  Min {numbers.stat(slot.min)}"
+
+    def _excluded_in_short(self) -> None:
+        excluded = self.result.excluded
+        if excluded:
+            total = sum(item.count for item in excluded)
+            shown = [item.op for item in excluded[:MOST_EXCLUDED]]
+            mark = self.answer.cite("result.json excluded", self.rows(len(excluded)))
+            self.say("nan.excluded.short", mark, count=total, ops=shown, more=len(excluded) - len(shown) or None)
+
+    # questions
+
+    @cached_property
+    def _spoken(self) -> list[str]:
+        """Names of records: those of the source's rank, or what the result speaks of."""
+        first = self.first
+        key = first.rank_key if first else next((row.rank_key for row in self.result.ranks if row.records), "")
+        rank = self.records.rank(key, self._step)
+        told = [c.op_name for c in (*self.result.sources, *self.result.alternatives)] + [
+            x.op for x in self.result.excluded
+        ]
+        slots = [slot.slot for slot in first.slots] if first else []
+        return [*(rank.index.names if rank else ()), *told, *slots]
+
+    @property
+    def _step(self) -> int | None:
+        return self.first.step if self.first and self.first.step is not None else self.result.step
+
+    def reply(self, q: Question) -> Answer:
+        q = self.understood(q, self._spoken)
+        if q.kind == "why_not" and (q.ranks or not q.names):
+            return self.why_rank(q.ranks[0]) if q.ranks else self.why()
+        if q.kind == "why_not":
+            return self.why_excluded(q)
+        if q.kind == "stack" and not q.names:
+            return self.stack(self.first)
+        if q.names or q.layer is not None or q.parts:
+            return self.table(q)
+        if q.ranks and q.kind in ("", "first_op", "roles", "conclusion", "stack", "spread"):
+            return self.ranks(q)
+        if q.kind == "roles":
+            return self.roles(q)
+        kinds = {
+            "first_op": self.first_op,
+            "confirm": self.confirm,
+            "next": self.confirm,
+            "confidence": self.confidence,
+            "excluded": self.excluded,
+            "alternatives": self.alternatives,
+            "spread": self.spread,
+            "evidence": self.evidence,
+            "files": self.files,
+            "conclusion": self.conclusion,
+        }
+        return kinds.get(q.kind, self.unknown)()
+
+    def _row(self, rank: int) -> RankRow | None:
+        return next((row for row in self.result.ranks if row.rank == rank), None)
+
+    def _rank_cite(self, row: RankRow) -> str:
+        return self.answer.cite(f"5_ranks.csv {row.rank_key}", f"{row.role} {row.first_dirty}".strip())
+
+    def ranks(self, q: Question) -> Answer:
+        """What role each of these ranks has, and its first dirty record."""
+        for rank in q.ranks:
+            row = self._row(rank)
+            if row is None:
+                self.answer.known = False
+                self.say("nan.rank.none", rank=rank)
+                continue
+            self._tell_rank(row, asked=re.search("source|源", q.text.lower()) is not None)
+        return self.answer
+
+    def _tell_rank(self, row: RankRow, *, asked: bool = False) -> None:
+        """``asked``: whether it is a source, so that the answer begins with yes or no."""
+        mark = self._rank_cite(row)
+        role = view.shown_role(row)
+        via = f"{row.first_dirty} ({row.via})" if row.via else row.first_dirty
+        key = f"nan.rank.{'source' if role == 'source' else 'received' if row.first_dirty and row.from_ranks else role}"
+        known = role in ("source", "relay", "victim", "clean")
+        self.say(
+            key,
+            mark,
+            yes=self.text("answer.yes" if role == "source" else "answer.no") if asked and known else None,
+            rank=view.rank_name(row),
+            role=CATALOGUE.say(self.lang, f"role.{role}"),
+            op=row.first_dirty or None,
+            index=row.first_dirty_index if row.first_dirty else None,
+            via=via,
+            sources=list(row.from_ranks),
+            records=row.records,
+            status=CATALOGUE.say(self.lang, f"status.{row.status}"),
+        )
+        if row.depends:
+            self.say("nan.rank.depends", bullet=True)
+        if role == "source":
+            for c in self.result.sources:
+                if row.rank in c.ranks or c.rank_key == row.rank_key:
+                    place = c.citation
+                    cited = [self.answer.cite(self._where(place), self._figures(place))] if place else []
+                    self.say("nan.rank.source_op", *cited, op=c.op_name, index=c.op_index, clazz=c.clazz, bullet=True)
+
+    def why_rank(self, rank: int) -> Answer:
+        """Why a rank is not the source, or why it is."""
+        row = self._row(rank)
+        if row is None:
+            self.answer.known = False
+            self.say("nan.rank.none", rank=rank)
+            return self.answer
+        self._tell_rank(row)
+        if self.first is not None and view.shown_role(row) not in ("source", "missing"):
+            self.say("nan.why.source", *self._evidence_marks(1), ranks=self.first.ranks, op=self.first.op_name)
+        return self.answer
+
+    def why(self) -> Answer:
+        """Why this conclusion: its evidence and the terms of its confidence."""
+        self.evidence()
+        return self.confidence()
+
+    def why_excluded(self, q: Question) -> Answer:
+        """Why a record is not the cause: the rule that ruled it out, or its role in the finding."""
+        hits = [item for item in self.result.excluded if all(_same_api(item.op, word) for word in q.names)]
+        if hits:
+            for item in hits:
+                mark = self.answer.cite(self._where(item.example))
+                self.say(
+                    "nan.why.excluded",
+                    mark,
+                    op=item.op,
+                    count=item.count,
+                    ranks=item.ranks,
+                    kinds=item.kinds,
+                    reason=CATALOGUE.say(self.lang, f"reason.{item.reason}"),
+                )
+            return self.answer
+        for c in [*self.result.sources, *self.result.alternatives]:
+            if all(names.holds(c.op_name, word) for word in q.names):
+                cited = [self.answer.cite(self._where(c.citation), self._figures(c.citation))] if c.citation else []
+                key = "nan.why.is_source" if c in self.result.sources else "nan.why.is_alternative"
+                self.say(key, *cited, op=c.op_name, ranks=c.ranks, confidence=f"{c.confidence:.2f}")
+                return self.answer
+        found = self.table(q)
+        if found.known and self.first is not None:
+            self.say("nan.why.behind", *self._evidence_marks(1), op=self.first.op_name, index=self.first.op_index)
+        return found
+
+    def stack(self, c: Candidate | None) -> Answer:
+        """The call stack of a candidate."""
+        if c is None or not (c.stack or c.frame):
+            self.answer.known = False
+            self.say("nan.stack.none", op=c.op_name if c else None)
+            return self.answer
+        cited = [self.answer.cite(f"{c.rank_key}/stack.json {c.op_name}")]
+        frame = f"{c.frame.file}:{c.frame.line} {c.frame.function}" if c.frame else None
+        self.say("nan.stack", *cited, op=c.op_name, frame=frame)
+        self.answer.blocks.append(Lines(c.stack))
+        if c.chain:
+            title = self.text("nan.stack.chain")
+            self.answer.blocks.append(
+                Lines([f"{'  ' * n}{link.name}" for n, link in enumerate(reversed(c.chain))], title)
+            )
+        return self.answer
+
+    def table(self, q: Question) -> Answer:
+        """The figures of the records that a name means: on the ranks of the question, else on the source's.
+
+        A name that no record has but a slot of the first anomaly (``group_list``) means that slot of that record.
+        """
+        if not self.records.there:
+            return self._from_result(q)
+        first = self.first
+        every = (
+            re.search(r"every rank|all ranks|each rank|每张卡|各张?卡|所有卡|全部卡|每个rank", q.text.lower())
+            is not None
+        )
+        keys = self._keys(q, every)
+        slots = [] if first is None else [w for w in q.names if self._only_slot(w, first)]
+        words = [w for w in q.names if w not in slots]
+        wanted = replace(q, names=tuple(words))
+        rows: list[list[str]] = []
+        known: list[str] = []
+        for key in keys:
+            rank = self.records.rank(key, self._step)
+            if rank is None:
+                continue
+            known += rank.index.names
+            if slots and not words and first is not None:
+                hits = [first.op_name] if rank.find(first.op_name) is not None else []
+            else:
+                hits = names.matching(wanted, rank.index.names)
+            chosen = self._telling(hits, rank.index.names)
+            for name in chosen:
+                rows += self._record_rows(rank, name, slots)
+            if len(hits) > len(chosen) and len(keys) == 1:
+                self.say("answer.more_records", count=len(hits), shown=len(chosen))
+        if not rows:
+            self.answer.blocks.clear()
+            return self.nothing(q, known)
+        head = self.heads("cite", "rank", "record", "slot", "shape", "max", "min", "mean", "norm", "state")
+        right = (5, 6, 7, 8)
+        if len({row[1] for row in rows}) == 1:
+            head, rows, right = head[:1] + head[2:], [row[:1] + row[2:] for row in rows], (4, 5, 6, 7)
+        self.answer.blocks.insert(0, Table(head, rows, right))
+        return self.answer
+
+    def _keys(self, q: Question, every: bool) -> list[str]:
+        """The folders of the ranks to look at."""
+        asked = [row.rank_key for rank in q.ranks if (row := self._row(rank))]
+        if asked:
+            return asked[:MOST_RANKS]
+        read = [row.rank_key for row in self.result.ranks if row.records]
+        source = self.first.rank_key if self.first else next(iter(read), "")
+        if not every:
+            return [source]
+        op = self.first.op_name if self.first else ""
+        peers = [
+            key
+            for key in read
+            if key != source and (rank := self.records.rank(key, self._step)) and rank.find(op) is not None
+        ]
+        return [source, *peers[: MOST_RANKS - 1]]
+
+    def _only_slot(self, word: str, first: Candidate) -> bool:
+        """Does the word name a slot of the first anomaly, and no record?"""
+        return any(word.lower() in s.slot.lower().split(".") for s in first.slots) and not any(
+            names.holds(name, word) for name in self._spoken if name not in {s.slot for s in first.slots}
+        )
+
+    def _record_rows(self, rank: RankDump, name: str, slots: Sequence[str]) -> list[list[str]]:
+        position = rank.find(name)
+        record = record_of(rank, position) if position is not None else None
+        if record is None:
+            return []
+        values = [v for v in record.values if not slots or any(w.lower() in v.path.lower().split(".") for w in slots)]
+        mark = self.answer.cite(f"{self.records.file(rank)} #{position} {name}") if values else ""
+        who = str(rank.place.rank) if rank.place.rank is not None else rank.place.key
+        return [
+            [f"[{mark}]" if n == 0 else "", who, name if n == 0 else "", *_figures_of(v, self.lang)]
+            for n, v in enumerate(values)
+        ]
+
+    def _telling(self, hits: Sequence[str], order: Sequence[str]) -> list[str]:
+        """Of many records those nearest to the first anomaly."""
+        if len(hits) <= NEAR:
+            return list(hits)
+        at = {name: n for n, name in enumerate(order)}
+        centre = self.first.op_index if self.first else 0
+        return sorted(sorted(hits, key=lambda name: abs(at[name] - centre))[:NEAR], key=lambda name: at[name])
+
+    def _from_result(self, q: Question) -> Answer:
+        """Where the dump is gone: what the run kept of its first anomaly."""
+        first = self.first
+        if first is None or not names.matching(q, [first.op_name]):
+            self.answer.known = False
+            self.say("answer.dump_gone", path=self.records.path)
+            return self.answer
+        mark = self.answer.cite("result.json sources", first.op_name)
+        head = self.heads("slot", "shape", "max", "min", "mean", "norm", "state")
+        rows = [
+            [
+                s.slot,
+                "x".join(map(str, s.shape or ())),
+                *(numbers.stat(x) for x in (s.max, s.min, s.mean, s.norm)),
+                s.state,
+            ]
+            for s in first.slots
+        ]
+        self.answer.blocks.append(Table(head, rows, (2, 3, 4, 5), f"{first.op_name} [{mark}]"))
+        return self.answer
+
+    def roles(self, q: Question) -> Answer:
+        """The ranks of the roles that the question names, else of all roles."""
+        lower = q.text.lower()
+        words = {
+            "source": ("source", "源头", "源卡"),
+            "relay": ("relay", "中继", "转发"),
+            "victim": ("victim", "受害", "被传染"),
+            "clean": ("clean", "干净", "正常"),
+            "missing": ("missing", "缺失", "没读到", "缺了"),
+            "partial": ("partial", "不完整", "截断"),
+        }
+        asked = [role for role, texts in words.items() if any(t in lower for t in texts)] or list(words)
+        mark = self.answer.cite("5_ranks.csv", self.rows(len(self.result.ranks)))
+        for role in asked:
+            rows = [
+                row
+                for row in self.result.ranks
+                if view.shown_role(row) == role or (role == "partial" and row.status == "partial")
+            ]
+            label = CATALOGUE.say(self.lang, f"role.{role}")
+            text = view.ranks_text(rows, self.text("list.numbers")) or None
+            self.say("nan.roles", mark, role=label, count=len(rows), ranks=text, bullet=len(asked) > 1)
+        return self.answer
+
+    def first_op(self) -> Answer:
+        first = self.first
+        if first is None:
+            return self.conclusion()
+        cited = [self.answer.cite(self._where(first.citation), self._figures(first.citation))] if first.citation else []
+        self.say("nan.first_op", *cited, op=first.op_name, ranks=first.ranks or [first.rank_key], index=first.op_index)
+        return self.answer
+
+    def confirm(self) -> Answer:
+        """What would settle it: what was not read, then the checks."""
+        result = self.result
+        for row in [row for row in view.unread(result) if row.depends]:
+            mark = self._rank_cite(row)
+            self.say(
+                "nan.confirm.rank",
+                mark,
+                rank=view.rank_name(row),
+                status=CATALOGUE.say(self.lang, f"status.{row.status}"),
+                bullet=True,
+            )
+        for check in result.next_checks:
+            self.word(check, bullet=True)
+        for limit in result.limits:
+            self.word(limit, bullet=True, before="answer.limit")
+        if not self.answer.blocks:
+            self.say("answer.nothing_missing")
+        return self.answer
+
+    def confidence(self) -> Answer:
+        first = self.first
+        if first is None:
+            self.answer.known = False
+            self.say("nan.confidence.none")
+            return self.answer
+        mark = self.answer.cite(
+            "result.json sources[0].terms" if self.result.first else "result.json alternatives[0].terms"
+        )
+        level = self.text(f"confidence.{view.confidence_word(first.confidence)}")
+        self.say("answer.confidence", mark, value=f"{first.confidence:.2f}", level=level)
+        for term in first.terms:
+            self.answer.say(
+                [
+                    f"{numbers.signed(term.value)}  ",
+                    *CATALOGUE.pieces(self.lang, term.message.key, term.message.values),
+                ],
+                bullet=True,
+            )
+        return self.answer
+
+    def excluded(self) -> Answer:
+        if not self.result.excluded:
+            self.say("nan.excluded.none")
+            return self.answer
+        self._excluded_in_short()
+        head = self.heads("record", "count", "ranks", "kinds", "reason", "example")
+        rows = [
+            [
+                item.op,
+                numbers.count(item.count),
+                numbers.count(item.ranks),
+                item.kinds,
+                CATALOGUE.say(self.lang, f"reason.{item.reason}"),
+                f"{item.example.label} {item.example.op_name}",
+            ]
+            for item in self.result.excluded[:MOST_ROWS]
+        ]
+        self.answer.blocks.append(Table(head, rows, (1, 2)))
+        return self.answer
+
+    def alternatives(self) -> Answer:
+        others = [*self.result.sources[1:], *self.result.alternatives]
+        mark = self.answer.cite("4_sources.json")
+        if not others:
+            self.say("nan.alternatives.none", mark)
+        for c in others[:MOST_EVIDENCE]:
+            who: list[int] | list[str] = c.ranks or [c.rank_key]
+            self.say(
+                "nan.alternative",
+                mark,
+                op=c.op_name,
+                ranks=who,
+                confidence=f"{c.confidence:.2f}",
+                clazz=c.clazz,
+                bullet=True,
+            )
+        return self.answer
+
+    def spread(self) -> Answer:
+        if not self.result.spread:
+            self.answer.known = False
+            self.say("nan.spread.none")
+            return self.answer
+        mark = self.answer.cite("result.json spread")
+        total = max(row.total_dirty for row in self.result.spread)
+        self.say("nan.spread", mark, steps=len(self.result.spread) - 1, ranks=total)
+        head = self.heads("order", "through", "new", "total", "ranks")
+        comma = self.text("list.numbers")
+        rows = [
+            [
+                str(row.order),
+                row.op_name,
+                f"+{len(row.new_ranks)}",
+                numbers.count(row.total_dirty),
+                _few(row.new_ranks, comma),
+            ]
+            for row in self.result.spread[:12]
+        ]
+        self.answer.blocks.append(Table(head, rows, (0, 2, 3)))
+        return self.answer
+
+    def evidence(self) -> Answer:
+        for item in self.result.evidence:
+            self.word(item.message, *self._cited(item.id, item.citations), bullet=True)
+        if not self.result.evidence:
+            self.answer.known = False
+            self.say("answer.no_evidence")
+        return self.answer
+
+
+def _few(ranks: list[int], comma: str) -> str:
+    """The first ranges of ranks; the rest is in the artifact."""
+    parts = numbers.ranges(ranks, "\0").split("\0")
+    return comma.join(parts[:MOST_RANGES]) + (" ..." if len(parts) > MOST_RANGES else "")
+
+
+def _same_api(op: str, word: str) -> bool:
+    """``Tensor.masked_fill`` of the list of exclusions, ``masked_fill`` or ``Tensor.masked_fill.3.forward`` of a question."""
+    return names.holds(op, word) or word.lower().startswith(f"{op.lower()}.")
+
+
+def _figures_of(v: Value, lang: str) -> list[str]:
+    """Slot, shape, four statistics and state of one leaf; a scalar has its text in the place of Max."""
+    if not v.is_tensor:
+        return [v.path, v.value_type, str(v.scalar)[:40] if v.scalar is not None else "-", "", "", "", ""]
+    state = v.kinds.words() if v.kinds & DIRTY else CATALOGUE.say(lang, f"state.{v.kinds.words()}")
+    shape = "x".join(map(str, v.shape)) if v.shape is not None else "-"
+    return [v.path, shape, *(numbers.stat(x) for x in (v.max, v.min, v.mean, v.norm)), state]

@@ -1,0 +1,428 @@
+"""Answers on a run of the RL-consistency skill."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from functools import cached_property
+
+from numprobe.agent.answer import Answer, Table
+from numprobe.agent.follow import names
+from numprobe.agent.follow.question import Question
+from numprobe.agent.follow.teller import MOST_EVIDENCE, Teller, sentence
+from numprobe.agent.messages import CATALOGUE as AGENT
+from numprobe.agent.runs import FinishedRun
+from numprobe.diagnose.rl_consistency.messages import CATALOGUE
+from numprobe.diagnose.rl_consistency.page import view
+from numprobe.diagnose.rl_consistency.result import Figures, Finding, Key, Pair, RlResult
+from numprobe.record.names import parse_name
+from numprobe.report import numbers
+
+FOUR = ("Max", "Min", "Mean", "Norm")
+MOST_PLACES = 12
+MOST_NAMES = 16
+WARNING_RATIO = 4.0  # a warning: found over expected
+SLOTS = "slots.csv"
+SHORT = ("qkv", "gate", "up", "down", "act", "core", "embed")  # roles that people ask for by these words
+
+
+def conclusion(run: FinishedRun, lang: str) -> Answer:
+    """The verdict with anchor, suspect and their figures, what comes next, and what the verdict does not cover."""
+    return _Teller(run, lang, CATALOGUE).conclusion()
+
+
+def reply(run: FinishedRun, question: Question) -> Answer:
+    """Answer a question; what the data does not say is said to be unknown."""
+    return _Teller(run, question.lang, CATALOGUE).reply(question)
+
+
+class _Teller(Teller):
+    @property
+    def result(self) -> RlResult:
+        assert isinstance(self.run.result, RlResult)
+        return self.run.result
+
+    @property
+    def first(self) -> Finding | None:
+        return self.result.findings[0] if self.result.findings else None
+
+    @cached_property
+    def slots(self) -> dict[str, list[Figures]]:
+        """The figures of every place, from the run's table; those of the findings alone where it has none."""
+        found: dict[str, list[Figures]] = {}
+        try:
+            with (self.run.folder / SLOTS).open(encoding="utf-8", newline="") as file:
+                for row in csv.DictReader(file):
+                    found.setdefault(row["place"], []).append(_figures(row))
+        except (OSError, KeyError, ValueError, csv.Error):
+            found = {}
+        for finding in self.result.findings:
+            for key, figures in ((finding.suspect, finding.figures), (finding.anchor, finding.anchor_figures)):
+                place = self._place_of(key)
+                if place:
+                    found.setdefault(place, list(figures))
+        return found
+
+    def _place_of(self, key: Key | None) -> str:
+        wanted = {name for name in (key.train, key.rollout) if name} if key else set()
+        return next((p.place for p in self.result.mapping if wanted & {*p.train, *p.rollout}), "")
+
+    # conclusion
+
+    def conclusion(self) -> Answer:
+        result, first = self.result, self.first
+        said = view.headline(result)
+        verdict = [*CATALOGUE.pieces(self.lang, f"verdict.{result.verdict}", {}), self.text("list.colon")]
+        parts = [[*verdict, *CATALOGUE.pieces(self.lang, said.key, said.values)]]
+        if first is not None:
+            values = {"value": f"{first.confidence:.2f}", "clazz": first.clazz, "kind": first.kind or None}
+            parts.append(AGENT.pieces(self.lang, "rl.confidence", values))
+        self.answer.say(sentence(parts, self.text("list.sentence")), *(self._cited_suspect(first) if first else ()))
+        if first is not None:
+            self._tell_finding(first)
+        others = result.findings[1:]
+        if others:
+            self.say(
+                "rl.others",
+                self.answer.cite("result.json findings", str(len(result.findings))),
+                count=len(others),
+                bullet=True,
+            )
+        warnings = result.warnings or None
+        self.say(
+            "rl.coverage", self.answer.cite("mapping.csv"), coverage=result.coverage, warnings=warnings, bullet=True
+        )
+        if result.detection_limit is not None and result.verdict in ("no_difference", "difference_found"):
+            self.say("rl.limit", limit=result.detection_limit, bullet=True)
+        for check in view.next_steps(result):
+            self.word(check, bullet=True, before="answer.check")
+        if first is not None:
+            self._table(self._place_of(first.suspect), view.telling(first))
+        return self.answer
+
+    def _cited_suspect(self, f: Finding) -> list[str]:
+        marks = []
+        figures = next((x for x in f.figures if x.slot == f.slot), None)
+        for side, name in (("train", f.suspect.train), ("rollout", f.suspect.rollout)):
+            if name:
+                norm = getattr(figures, side)[3] if figures else None
+                shown = f"Norm {numbers.stat(norm)}" if norm is not None else ""
+                marks.append(self.answer.cite(f"{side} {name} {f.slot}".rstrip(), shown))
+        return marks
+
+    def _tell_finding(self, f: Finding) -> None:
+        if f.anchor is not None:
+            cited = [
+                self.answer.cite(f"{s} {n}") for s, n in (("train", f.anchor.train), ("rollout", f.anchor.rollout)) if n
+            ]
+            self.say(
+                "rl.anchor",
+                *cited,
+                anchor=view.short(view.key(f.anchor)),
+                suspect=view.short(view.suspect(f)),
+                bullet=True,
+            )
+        between = view.between(f)
+        for side, found in (("train", between.train), ("rollout", between.rollout)):
+            if found:
+                label = CATALOGUE.say(self.lang, f"side.{side}")
+                cited = [self.answer.cite(f"{side} {name}") for name in found[:MOST_EVIDENCE]]
+                self.say("rl.between", *cited, side=label, names=found[:MOST_EVIDENCE], bullet=True)
+        if len(f.layers) > 1:
+            self.say("rl.layers", count=len(f.layers), layers=f.layers, all=self.result.layers, bullet=True)
+        if probed := view.probed(f, self.lang):
+            self.say("rl.probed", what=probed, bullet=True)
+
+    def _table(self, place: str, figures: Sequence[Figures]) -> None:
+        """Training above rollout for every slot, as the report has it."""
+        if not figures:
+            return
+        head = self.heads("slot", "side", "max", "min", "mean", "norm", "error", "expected", "verdict")
+        rows = []
+        for x in figures:
+            verdict = self.text(f"verdict.row.{x.verdict}")
+            tail = [view.percent(x.error), view.percent(x.expected), verdict]
+            rows.append([x.slot, CATALOGUE.say(self.lang, "side.train"), *map(numbers.stat, x.train), *tail])
+            rows.append(["", CATALOGUE.say(self.lang, "side.rollout"), *map(numbers.stat, x.rollout), "", "", ""])
+        file = SLOTS if (self.run.folder / SLOTS).exists() else "result.json"
+        mark = self.answer.cite(f"{file} {place}")
+        self.answer.blocks.append(Table(head, rows, (2, 3, 4, 5, 6, 7), f"{place} [{mark}]"))
+
+    # questions
+
+    def reply(self, q: Question) -> Answer:
+        q = self.understood(q, [*self._known_names(), *(p.place for p in self.result.mapping), *SHORT])
+        if q.kind == "why_not" and (q.names or q.layer is not None or q.parts):
+            return self.why(q)
+        if q.kind == "mapping" and (q.names or q.layer is not None or q.parts):
+            return self.mapping(self._places(q), q)
+        if q.names or q.layer is not None or q.parts:
+            return self.places(q)
+        if q.kind == "mapping":
+            return self.mapping(self.result.mapping, q)
+        kinds = {
+            "why_not": self.evidence,
+            "confirm": self.confirm,
+            "next": self.confirm,
+            "confidence": self.confidence,
+            "excluded": self.filtered,
+            "alternatives": self.alternatives,
+            "evidence": self.evidence,
+            "unmatched": self.unmatched,
+            "files": self.files,
+            "conclusion": self.conclusion,
+            "stack": self.no_stack,
+        }
+        tell = kinds.get(q.kind, self.unknown)
+        return tell()
+
+    def _places(self, q: Question) -> list[Pair]:
+        """The rows of the mapping that a question means: by the names of either side, by layer, by part of a layer."""
+        rows = [p for p in self.result.mapping if q.layer is None or _layer(p) == q.layer]
+        if q.parts:
+            rows = [p for p in rows if names.in_parts([*map(_path, (*p.train, *p.rollout)), p.place], q.parts)]
+        for word in q.names:
+            texts = {p.place: [p.place, *p.train, *p.rollout] for p in rows}
+            exact = [p for p in rows if any(f".{word.lower()}." in f".{t.lower()}." for t in texts[p.place])]
+            held = [p for p in rows if any(names.holds(t, word) for t in texts[p.place])]
+            rows = exact or held or self._of_role(rows, word)
+        return rows
+
+    def _of_role(self, rows: Sequence[Pair], word: str) -> list[Pair]:
+        """``q_proj`` where the sides have one module for q, k and v: by the role that the rules give the name."""
+        from numprobe.align.roles.rules import standard_rules
+
+        rules = standard_rules()
+        found = set()
+        for block in ("self_attn", "mlp"):
+            role = rules.role(f"model.layers.0.{block}.{word.rpartition('.')[2]}", "layers")
+            if role.known:
+                found |= {role.name, *(whole for whole, parts in rules.merged.items() if role.name in parts)}
+        return [p for p in rows if p.place.rpartition(".")[2] in found]
+
+    def _known_names(self) -> list[str]:
+        return (
+            [n for p in self.result.mapping for n in (*p.train, *p.rollout)]
+            + self.result.unmatched_train
+            + self.result.unmatched_rollout
+        )
+
+    def places(self, q: Question) -> Answer:
+        """The figures of the places that a question means; of several the first that differs, with a line for each."""
+        rows = self._places(q)
+        if not rows:
+            return self.nothing(q, self._known_names())
+        shown = self._telling(rows)
+        if len(rows) > 1:
+            self._overview(rows)
+        self._name_sides(shown)
+        self._table(shown.place, self.slots.get(shown.place, []))
+        if shown.place not in self.slots:
+            self.say("rl.no_figures", self.answer.cite(f"mapping.csv {shown.place}"), place=shown.place)
+        return self.answer
+
+    def _telling(self, rows: Sequence[Pair]) -> Pair:
+        """The suspect where it is among them, else the worst of the first layer that differs, else the first."""
+        suspects = {self._place_of(f.suspect) for f in self.result.findings}
+        return next(
+            (p for p in rows if p.place in suspects),
+            next(
+                (p for p in rows if p.verdict == "error"), next((p for p in rows if p.verdict != "unmatched"), rows[0])
+            ),
+        )
+
+    def _name_sides(self, p: Pair) -> None:
+        cited = [self.answer.cite(f"mapping.csv {p.place}")]
+        self.say(
+            "rl.pair",
+            *cited,
+            place=p.place,
+            train=", ".join(p.train) or self.text("rl.none"),
+            rollout=", ".join(p.rollout) or self.text("rl.none"),
+            verdict=self.text(f"verdict.row.{p.verdict}"),
+        )
+
+    def _overview(self, rows: Sequence[Pair]) -> None:
+        mark = self.answer.cite("mapping.csv", self.rows(len(rows)))
+        self.say("rl.places", mark, count=len(rows), shown=min(len(rows), MOST_PLACES))
+        head = self.heads("place", "verdict", "error", "ratio")
+        table = [
+            [
+                p.place,
+                self.text(f"verdict.row.{p.verdict}"),
+                view.percent(p.error),
+                numbers.stat(p.ratio, 3) if p.ratio is not None else numbers.ABSENT,
+            ]
+            for p in rows[:MOST_PLACES]
+        ]
+        self.answer.blocks.append(Table(head, table, (2, 3)))
+
+    def why(self, q: Question) -> Answer:
+        """Why a module is not the suspect, or why it is: its own figures against what the arithmetic explains."""
+        rows = self._places(q)
+        if not rows:
+            alone = [
+                n
+                for n in (*self.result.unmatched_train, *self.result.unmatched_rollout)
+                if all(names.holds(n, w) for w in q.names)
+            ]
+            if alone and q.names:
+                self.say("rl.why.alone", self.answer.cite("result.json unmatched"), name=alone[0])
+                return self.answer
+            return self.nothing(q, self._known_names())
+        suspects = {self._place_of(f.suspect): f for f in self.result.findings}
+        hit = next((p for p in rows if p.place in suspects), None)
+        if hit is not None:
+            f = suspects[hit.place]
+            self.say(
+                "rl.why.suspect",
+                *self._cited_suspect(f),
+                place=hit.place,
+                confidence=f"{f.confidence:.2f}",
+                error=f.error,
+                expected=f.expected,
+            )
+            self._table(hit.place, view.telling(f))
+            return self.answer
+        agree = [p for p in rows if p.verdict in ("pass", "warning")]
+        worst = max((p.ratio or 0.0 for p in agree), default=0.0)
+        shown = self._telling(rows)
+        mark = self.answer.cite(f"mapping.csv {shown.place}", self.rows(len(rows)) if len(rows) > 1 else "")
+        if len(agree) == len(rows):
+            self.say(
+                "rl.why.agrees",
+                mark,
+                count=len(rows),
+                place=shown.place,
+                worst=numbers.stat(worst, 2),
+                limit=numbers.stat(WARNING_RATIO, 1),
+            )
+        elif self.first is not None and shown.verdict == "error":
+            cited = self._cited_suspect(self.first)
+            self.say("rl.why.behind", mark, *cited, place=shown.place, suspect=view.short(view.suspect(self.first)))
+        else:
+            self.say("rl.why.not_compared", mark, place=shown.place)
+        self._table(shown.place, self.slots.get(shown.place, []))
+        return self.answer
+
+    def mapping(self, rows: Sequence[Pair], q: Question) -> Answer:
+        """Which modules belong together."""
+        if not rows:
+            return self.nothing(q, self._known_names())
+        mark = self.answer.cite("mapping.csv", self.rows(len(self.result.mapping)))
+        self.say("rl.mapping", mark, count=len(rows), shown=min(len(rows), MOST_PLACES))
+        head = [
+            self.text("head.place"),
+            CATALOGUE.say(self.lang, "side.train"),
+            CATALOGUE.say(self.lang, "side.rollout"),
+        ]
+        table = [[p.place, "\n".join(p.train) or "-", "\n".join(p.rollout) or "-"] for p in rows[:MOST_PLACES]]
+        self.answer.blocks.append(Table(head, [[c.replace("\n", ", ") for c in row] for row in table]))
+        return self.answer
+
+    def confirm(self) -> Answer:
+        """What would settle it: the next dump, the checks, what was not compared."""
+        for check in view.next_steps(self.result):
+            self.word(check, bullet=True)
+        first = self.first
+        if first is not None and first.blind:
+            texts = [CATALOGUE.say(self.lang, f"page.blind.{name}") for name in first.blind]
+            self.say("rl.blind", blind=self.text("list.comma").join(texts), bullet=True)
+        for side, name in self.result.next.items():
+            mark = self.answer.cite(name)
+            self.say("rl.next_dump", mark, side=CATALOGUE.say(self.lang, f"side.{side}"), file=name, bullet=True)
+        if not self.answer.blocks:
+            self.say("answer.nothing_missing")
+        return self.answer
+
+    def confidence(self) -> Answer:
+        first = self.first
+        if first is None:
+            self.answer.known = False
+            self.say("rl.confidence.none")
+            return self.answer
+        mark = self.answer.cite("result.json findings[0].terms")
+        self.say(
+            "answer.confidence",
+            mark,
+            value=f"{first.confidence:.2f}",
+            level=self.text(f"confidence.{view.level(first)}"),
+        )
+        for term in view.terms(first):
+            self.answer.say(f"{numbers.signed(term.value)}  {CATALOGUE.word(self.lang, term.message)}", bullet=True)
+        return self.answer
+
+    def filtered(self) -> Answer:
+        """What was set aside: places within the arithmetic, ranks put together, modules without partner."""
+        counts = self.result.counts
+        self.say(
+            "rl.filtered",
+            self.answer.cite("result.json counts"),
+            passed=counts.get("pass", 0),
+            warnings=counts.get("warning", 0),
+            errors=counts.get("error", 0),
+            unmatched=counts.get("unmatched", 0),
+        )
+        first = self.first
+        if first is not None:
+            cited = self._cited_suspect(first)
+            self.say("rl.consequences", *cited, count=first.consequences, suspect=view.short(view.suspect(first)))
+        return self.unmatched()
+
+    def alternatives(self) -> Answer:
+        others = self.result.findings[1:]
+        mark = self.answer.cite("result.json findings", self.rows(len(self.result.findings)))
+        if not others:
+            self.say("rl.alternatives.none", mark)
+        for f in others[:MOST_EVIDENCE]:
+            said = view.sentence(f)
+            self.word(said, mark, *self._cited_suspect(f), bullet=True)
+        return self.answer
+
+    def evidence(self) -> Answer:
+        first = self.first
+        if first is None:
+            return self.conclusion()
+        said = view.sentence(first)
+        self.word(said, *self._cited_suspect(first))
+        self._tell_finding(first)
+        anchor = self._place_of(first.anchor)
+        self._table(anchor, view.outputs(first.anchor_figures))
+        self._table(self._place_of(first.suspect), view.telling(first))
+        return self.answer
+
+    def unmatched(self) -> Answer:
+        for side in ("train", "rollout"):
+            alone: list[str] = getattr(self.result, f"unmatched_{side}")
+            mark = self.answer.cite(f"result.json unmatched_{side}", self.rows(len(alone)))
+            label = CATALOGUE.say(self.lang, f"side.{side}")
+            self.say("rl.unmatched", mark, side=label, count=len(alone), names=alone[:MOST_NAMES] or None, bullet=True)
+        return self.answer
+
+    def no_stack(self) -> Answer:
+        self.answer.known = False
+        self.say("rl.no_stack")
+        return self.answer
+
+
+def _layer(p: Pair) -> int | None:
+    return next((n for n in map(names.layer_of, (p.place, *p.train, *p.rollout)) if n is not None), None)
+
+
+def _path(name: str) -> str:
+    op = parse_name(name)
+    return op.path if op.is_module else name
+
+
+def _figures(row: dict[str, str]) -> Figures:
+    def number(text: str) -> float | None:
+        return float(text) if text else None
+
+    return Figures(
+        row["slot"],
+        [number(row[f"train_{s.lower()}"]) for s in FOUR],
+        [number(row[f"rollout_{s.lower()}"]) for s in FOUR],
+        number(row["error"]),
+        number(row["expected"]),
+        row["verdict"],
+    )

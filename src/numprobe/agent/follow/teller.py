@@ -1,0 +1,90 @@
+"""What the tellers of all skills share: saying, citing, and what is said where there is no answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from numprobe.agent.answer import Answer, Lines
+from numprobe.agent.follow import names
+from numprobe.agent.follow.question import Question
+from numprobe.agent.messages import CATALOGUE
+from numprobe.agent.runs import FinishedRun
+from numprobe.report.messages import Catalogue, Mark, Piece
+
+MOST_EVIDENCE, MOST_CHECKS = 5, 3
+
+
+class Said(Protocol):
+    """A message of a skill that is not worded yet."""
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def values(self) -> Mapping[str, object]: ...
+
+
+@dataclass
+class Teller:
+    """Builds one answer on one run. ``words`` is the catalogue of the run's skill."""
+
+    run: FinishedRun
+    lang: str
+    words: Catalogue
+    answer: Answer = field(default_factory=Answer)
+
+    def say(self, key: str, *cites: str, bullet: bool = False, **values: object) -> None:
+        """A sentence of the agent's own catalogue."""
+        self.answer.say(CATALOGUE.pieces(self.lang, key, values), *cites, bullet=bullet)
+
+    def word(self, said: Said, *cites: str, bullet: bool = False, before: str = "") -> None:
+        """A sentence of the skill; ``before``: key of the agent's words in front of it."""
+        start = CATALOGUE.pieces(self.lang, before, {}) if before else []
+        self.answer.say([*start, *self.words.pieces(self.lang, said.key, said.values)], *cites, bullet=bullet)
+
+    def text(self, key: str, **values: object) -> str:
+        return CATALOGUE.say(self.lang, key, **values)
+
+    def heads(self, *keys: str) -> list[str]:
+        return [self.text(f"head.{key}") for key in keys]
+
+    def rows(self, count: int) -> str:
+        """What a citation of a table says: ``512 rows``."""
+        return self.text("cite.rows", n=count)
+
+    def understood(self, q: Question, known: Sequence[str]) -> Question:
+        """The question without the ordinary words that no record has as a part of its name."""
+        parts = {part for name in known for part in name.lower().split(".")}
+        kept = tuple(w for w in q.names if not re.fullmatch(r"[a-z]+|[A-Z]?[a-z]+", w) or w.lower() in parts)
+        return replace(q, names=kept)
+
+    def unknown(self) -> Answer:
+        """The question is of no kind that the data could answer."""
+        self.answer.known = False
+        self.say(f"answer.unknown.{self.run.skill}")
+        return self.answer
+
+    def nothing(self, q: Question, known: Sequence[str]) -> Answer:
+        """No record has this name: the nearest ones."""
+        self.answer.known = False
+        asked = [*q.names, *q.parts]
+        self.say("answer.no_such_name", names=asked or [self.text("answer.layer", layer=q.layer)])
+        for name in names.nearest(asked, known):
+            self.answer.say([Mark("op", name)], bullet=True)
+        return self.answer
+
+    def files(self) -> Answer:
+        """The run's folder and what lies in it."""
+        self.say("answer.files", folder=self.run.folder.as_posix())
+        self.answer.blocks.append(Lines([artifact["name"] for artifact in self.run.manifest.artifacts]))
+        return self.answer
+
+
+def sentence(pieces: Sequence[Sequence[Piece]], space: str) -> list[Piece]:
+    """Sentences one after another."""
+    out: list[Piece] = []
+    for n, part in enumerate(pieces):
+        out += [space, *part] if n else part
+    return out

@@ -1,0 +1,120 @@
+"""Runs on disk: a run's folder with its manifest and its conclusion as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+
+from numprobe.agent.probe import RUNS
+from numprobe.compare.result import CompareResult
+from numprobe.diagnose.nan_overflow.result import NanResult
+from numprobe.diagnose.rl_consistency.result import RlResult
+from numprobe.record.errors import NumprobeError
+from numprobe.report.run_folder import MANIFEST
+
+Result: TypeAlias = "NanResult | RlResult | CompareResult"
+_TYPES: dict[str, type[Result]] = {
+    "nan_overflow": NanResult,
+    "rl_consistency": RlResult,
+    "compare": CompareResult,
+}
+_LARGEST = 1 << 30  # bytes of a result.json
+
+
+class Manifest(msgspec.Struct):
+    """The part of ``run.json`` that answers need."""
+
+    skill: str
+    inputs: dict[str, Any]
+    status: str = ""
+    options: dict[str, Any] = {}
+    artifacts: list[dict[str, Any]] = []
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run that reached a conclusion. ``skill`` is its id."""
+
+    folder: Path
+    skill: str
+    manifest: Manifest
+    result: Result = field(repr=False)
+
+    @cached_property
+    def inputs(self) -> dict[str, str]:
+        return {name: path for name, path in self.manifest.inputs.items() if isinstance(path, str)}
+
+
+def load_run(path: str | Path) -> FinishedRun:
+    """The run of a folder; its report or its manifest may be named too.
+
+    Raises:
+        NumprobeError: E-AGT-003 no run there, E-AGT-004 it reached no conclusion, E-AGT-005 its files are damaged.
+    """
+    folder = Path(path).expanduser()
+    if folder.is_file():
+        folder = folder.parent
+    try:
+        manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
+    except OSError:
+        raise NumprobeError(
+            "E-AGT-003",
+            "no run here: {file} is not there or cannot be read",
+            where=str(path),
+            do="name the folder that a run printed last, as numprobe_out/nan-...",
+            file=MANIFEST,
+        ) from None
+    except msgspec.DecodeError as error:
+        raise _damaged(folder / MANIFEST, error) from None
+    skill = RUNS.get(manifest.skill, "")
+    if not skill:
+        raise NumprobeError(
+            "E-AGT-003",
+            "a run of {skill}, which answers no questions",
+            where=str(folder),
+            do="name a run of {skills}",
+            skill=manifest.skill,
+            skills=", ".join(sorted(RUNS)),
+        )
+    file = folder / "result.json"
+    if manifest.status != "done" or not file.is_file():
+        raise NumprobeError(
+            "E-AGT-004",
+            "the run reached no conclusion: {status}",
+            where=str(folder),
+            do="run the same command again with -o {out}: it goes on from there",
+            status=manifest.status or "running",
+            out=str(folder),
+        )
+    try:
+        if file.stat().st_size > _LARGEST:
+            raise _damaged(file, ValueError("larger than 1 GiB"))
+        # not strict: the file has NaN and infinities as text
+        result = msgspec.convert(msgspec.json.decode(file.read_bytes()), _TYPES[skill], strict=False)
+    except (OSError, msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
+        raise _damaged(file, error) from None
+    return FinishedRun(folder, skill, manifest, result)
+
+
+def _damaged(file: Path, error: Exception) -> NumprobeError:
+    return NumprobeError(
+        "E-AGT-005",
+        "{file} is damaged: {reason}",
+        where=str(file),
+        do="run the skill again into a new folder",
+        file=file.name,
+        reason=str(error),
+    )
+
+
+def latest_run(root: Path) -> Path | None:
+    """The run below ``root`` (``numprobe_out``) that ended last."""
+    try:
+        folders = [f for f in root.iterdir() if (f / "result.json").is_file() and (f / MANIFEST).is_file()]
+    except OSError:
+        return None
+    return max(folders, key=lambda f: ((f / MANIFEST).stat().st_mtime_ns, f.name), default=None)

@@ -1,0 +1,204 @@
+"""What a sentence says: its language, the paths in it, ranks, steps, and the words that are left."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from numprobe.record.errors import NumprobeError
+from numprobe.record.ranges import parse_ranges
+
+_HAN = re.compile(r"[\u3400-\u9fff]")
+_QUOTED = re.compile(r"\"([^\"\n]+)\"|'([^'\n]+)'|`([^`\n]+)`|“([^”\n]+)”|‘([^’\n]+)’|「([^」\n]+)」|《([^》\n]+)》")
+_RUN = re.compile(r"(?:[A-Za-z]:[\\/])?[^\s\"'`“”‘’「」《》（）()，。；：？！、,;?!|<>]+")
+_ASCII_RUN = re.compile(r"[A-Za-z0-9_.~/\\:@%+=#-]+")
+_START = re.compile(r"(?:[A-Za-z]:[\\/]|~?/|\.{1,2}/|[A-Za-z0-9_.-]+[/\\])")
+_TRAILING = ".,:;!?"
+# words with a slash that name two sides or two kinds, no folder
+_PAIRS = re.compile(
+    r"(?:train(?:ing)?|rollout|infer(?:ence)?|nan|[+-]?inf|overflow|forward|backward|fwd|bwd|fp32|fp16|bf16|fp8|float32|float16"
+    r"|bfloat16|tp|pp|dp|ep|cp|sp|gpu|npu|cpu|cuda|and|or|md5|crc32|loss|grad|input|output|target|golden|max|min|mean|norm"
+    r"|megatron|fsdp|vllm|sglang|verl|msprobe|q|k|v|gate|up|down|yes|no|on|off|n|a)",
+    re.IGNORECASE,
+)
+_RANGE = r"([0-9]+(?:\s*[-~到至]\s*[0-9]+)?(?:\s*[,、]\s*[0-9]+(?:\s*[-~到至]\s*[0-9]+)?)*)"
+_RANKS = (
+    re.compile(rf"\branks?\s*[:=#]?\s*{_RANGE}", re.IGNORECASE),
+    re.compile(rf"{_RANGE}\s*号?\s*(?:卡|rank)(?!\s*[0-9训])", re.IGNORECASE),
+    re.compile(rf"卡\s*{_RANGE}"),
+)
+_COUNT = re.compile(
+    r"[0-9]+\s*(?:张)?卡(?:训练|任务|集群|的训练|上训|规模)|[0-9]+[- ](?:rank|card|gpu|npu)s?\b", re.IGNORECASE
+)
+_STEPS = (
+    re.compile(rf"\bsteps?\s*[:=#]?\s*{_RANGE}", re.IGNORECASE),
+    re.compile(rf"第\s*{_RANGE}\s*(?:个\s*)?(?:步|step|迭代)", re.IGNORECASE),
+)
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A sentence taken apart. ``rest`` is the text with every path replaced by ``\ufffc``, ``words`` the same in lower case.
+
+    ``places`` are the positions of the paths in ``words``, in their order; of paths given apart from the sentence there is none.
+    """
+
+    text: str
+    lang: str
+    rest: str
+    paths: tuple[str, ...]
+    places: tuple[int, ...]
+    ranks: str = ""
+    steps: str = ""
+
+    @property
+    def words(self) -> str:
+        return self.rest.lower()
+
+
+def language_of(text: str) -> str:
+    """zh where a Han character stands outside of what is quoted as a path, else en."""
+    return "zh" if _HAN.search(text) else "en"
+
+
+def read_sentence(text: str, paths: Sequence[str] = ()) -> Sentence:
+    """Take a sentence apart. ``paths`` are those given as arguments of their own; they come first."""
+    found = list(_paths_in(text))
+    rest, places, at = "", [], 0
+    for start, end, _ in found:
+        rest += text[at:start]
+        places.append(len(rest))
+        rest += "\ufffc"
+        at = end
+    rest += text[at:]
+    words = rest.lower()
+    inside = [path for _, _, path in found]
+    together = (*paths, *(p for p in inside if p not in paths))
+    if paths:
+        places = []
+    return Sentence(
+        text,
+        language_of(words) if words.strip("\ufffc \t") else language_of(text),
+        rest,
+        together,
+        tuple(places),
+        _numbers(words, _RANKS),
+        _numbers(words, _STEPS),
+    )
+
+
+def _paths_in(text: str) -> Iterator[tuple[int, int, str]]:
+    """Start, end and path: what is quoted and looks like one or exists; then runs of characters."""
+    taken: list[tuple[int, int, str]] = []
+    for quoted in _QUOTED.finditer(text):
+        inner = next(group for group in quoted.groups() if group is not None)
+        if _exists(inner) or (_path_like(inner) and " " not in inner.strip()):
+            taken.append((quoted.start(), quoted.end(), inner))
+    for run in _RUN.finditer(text):
+        if any(start < run.end() and run.start() < end for start, end, _ in taken):
+            continue
+        part = _path_in_run(run.group())
+        if part is not None:
+            start, path = part
+            taken.append((run.start() + start, run.start() + start + len(path), path))
+    yield from sorted(taken)
+
+
+def _path_in_run(run: str) -> tuple[int, str] | None:
+    """A path in text without spaces, which in Chinese may be a whole clause: ``数据在dump/step0里``."""
+    if not any(mark in run for mark in "/\\~.") and not _HAN.search(run):
+        bare = run.rstrip(_TRAILING)
+        return (0, bare) if _is_bare(bare) else None
+    for begin in _beginnings(run):
+        longest = _longest_existing(run[begin:])
+        if longest:
+            return begin, longest
+    for part in _ASCII_RUN.finditer(run):  # nothing of it exists: the part that reads like a path
+        bare = part.group().rstrip(_TRAILING)
+        if _path_like(bare):
+            return part.start(), bare
+        if _is_bare(bare):
+            return part.start(), bare
+    return None
+
+
+def _beginnings(run: str) -> list[int]:
+    """Where a path may begin: at the start, where Latin letters follow Han ones, at a slash or dot after other text."""
+    found = [0]
+    for n in range(1, len(run)):
+        before, here = run[n - 1], run[n]
+        if (_HAN.match(before) and not _HAN.match(here)) or (
+            here in "/~" and not re.match(r"[\w.~-]", before, re.ASCII)
+        ):
+            found.append(n)
+    return found
+
+
+def _longest_existing(text: str) -> str:
+    """The longest start of the text that names something on disk, and looks like a path rather than a word."""
+    if not re.search(r"[/\\~.]", text) and _HAN.search(text):
+        ends = [m.start() for m in _HAN.finditer(text)] + [len(text)]
+    else:
+        ends = list(range(len(text), 0, -1))
+    for end in sorted(ends, reverse=True):
+        part = text[:end]
+        if part and part[-1] not in _TRAILING + "/\\" and _exists(part) and (_START.match(part) or _is_bare(part)):
+            follows = text[end : end + 1]
+            return part + follows if follows in ("/", "\\") and follows else part
+    return ""
+
+
+def _is_bare(word: str) -> bool:
+    """A single word that names a folder or a file with an extension here: ``dump``, ``result.csv``; never a number."""
+    if len(word) < 2 or word.isdecimal() or word.startswith("-") or not _exists(word):
+        return False
+    place = Path(word)
+    return place.is_file() if "." in word.strip(".") else place.is_dir() and _holds_data(place)
+
+
+def _holds_data(folder: Path) -> bool:
+    """A folder of this name may be meant by an ordinary word: only where it holds what numprobe reads."""
+    try:
+        names = {entry.name for entry in folder.iterdir()}
+    except OSError:
+        return False
+    return any(re.fullmatch(r"(?:step|rank|proc)_?[0-9]*|(?:dump|run|debug)\.json", name) for name in names) or any(
+        (folder / name / inner).exists() for name in list(names)[:16] for inner in ("step0", "rank0", "dump.json")
+    )
+
+
+def _path_like(text: str) -> bool:
+    """Does it read like a path, though nothing is there? ``train/rollout`` does not, ``dump/step0`` does."""
+    if re.match(r"https?:", text):
+        return False
+    if re.match(r"(?:[A-Za-z]:[\\/]|~/|\.{1,2}/|/[^/\s]+)", text):
+        return True
+    parts = [p for p in re.split(r"[/\\]", text) if p]
+    if len(parts) < 2:
+        return bool(re.fullmatch(r"[\w.-]+\.(?:json|csv|xlsx|pt|npy|db)", text))
+    return not all(_PAIRS.fullmatch(p) for p in parts) and not all(re.fullmatch(r"[0-9.]+", p) for p in parts)
+
+
+def _exists(path: str) -> bool:
+    try:
+        return Path(path).expanduser().exists()
+    except (OSError, ValueError, RuntimeError):
+        return False
+
+
+def _numbers(words: str, patterns: Sequence[re.Pattern[str]]) -> str:
+    """Ranges as options take them (``0,3,8-15``), or nothing. ``512 卡训练`` says how many there are, not which."""
+    counted = _COUNT.sub(" ", words)
+    for pattern in patterns:
+        found = pattern.search(counted)
+        if found:
+            text = re.sub(r"\s+", "", found.group(1))
+            text = re.sub("[~到至]", "-", text).replace("、", ",")
+            try:
+                parse_ranges(text, "")
+            except NumprobeError:
+                continue
+            return text
+    return ""
