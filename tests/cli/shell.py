@@ -35,11 +35,11 @@ class Ran:
 
 
 def environment(cwd: Path, **more: str) -> dict[str, str]:
-    """No colours, an English locale, a cache of its own."""
-    kept = {
-        k: v for k, v in os.environ.items() if k not in ("FORCE_COLOR", "LANGUAGE", "LC_ALL", "LC_MESSAGES", "COLUMNS")
-    }
-    return {**kept, "LANG": "en_US.UTF-8", "PYTHONUTF8": "1", "XDG_CACHE_HOME": str(cwd / ".cache"), **more}
+    """No colours, an English locale, a cache and settings of its own."""
+    left_out = ("FORCE_COLOR", "LANGUAGE", "LC_ALL", "LC_MESSAGES", "COLUMNS")
+    kept = {k: v for k, v in os.environ.items() if k not in left_out and not k.startswith("NUMPROBE_")}
+    own = {"XDG_CACHE_HOME": str(cwd / ".cache"), "XDG_CONFIG_HOME": str(cwd / ".config")}
+    return {**kept, "LANG": "en_US.UTF-8", "PYTHONUTF8": "1", **own, **more}
 
 
 def command(*arguments: object) -> list[str]:

@@ -17,6 +17,10 @@ synth_app = typer.Typer(help="Simulated dumps with known truth.", no_args_is_hel
 app.add_typer(synth_app, name="synth")
 collect_app = typer.Typer(help="The recorder of PyTorch programs.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(collect_app, name="collect")
+skills_app = typer.Typer(
+    help="What the agent can do: list, show, run, new, install.", no_args_is_help=True, rich_markup_mode=None
+)
+app.add_typer(skills_app, name="skills")
 
 
 def _version(value: bool) -> None:
@@ -37,8 +41,10 @@ def main(
 
 
 def _register() -> None:
-    from numprobe.cli import collect, compare, demo, inspect, map, merge, nan, rl, synth
+    from numprobe.cli import ask, collect, compare, demo, inspect, map, merge, nan, rl, skills, synth
 
+    app.command("ask", short_help="One sentence: the skill is chosen, run, and the answer given.")(ask.ask)
+    app.command("follow", short_help="A question on a run, answered from what it wrote.")(ask.follow)
     app.command("nan")(nan.nan)
     app.command("compare", cls=compare.CompareCommand, short_help="Where two runs part, and what brought it in.")(
         compare.compare
@@ -52,6 +58,11 @@ def _register() -> None:
     synth_app.command("nan")(synth.synth_nan)
     synth_app.command("rl")(synth.synth_rl)
     collect_app.command("check", context_settings=collect.CONTEXT)(collect.check)
+    skills_app.command("list", short_help="The skills there are, and what was skipped.")(skills.list_skills)
+    skills_app.command("show", short_help="The SKILL.md of a skill, or its JSON schema.")(skills.show_skill)
+    skills_app.command("run", short_help="Run one by name.", context_settings=skills.RUN)(skills.run_skill)
+    skills_app.command("new", short_help="A folder to start a skill from.")(skills.new_skill)
+    skills_app.command("install", short_help="Copy a skill, for numprobe or another agent.")(skills.install_skill)
 
 
 _register()

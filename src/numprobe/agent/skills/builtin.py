@@ -14,7 +14,7 @@ from numprobe.agent.skills.skill import Done, Input, Options, Pipeline, Screen, 
 from numprobe.execution.stages import Listener
 from numprobe.record.ranges import parse_ranges
 
-Jobs = Annotated[int | None, Meta(ge=1, description="Worker processes; default one a core, up to 8.")]
+Jobs = Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="Worker processes; default one a core, up to 8.")]
 
 
 class NanOverflowOptions(Options, frozen=True, forbid_unknown_fields=True):

@@ -63,6 +63,7 @@ class RlFinding(msgspec.Struct):
     anchor: Key | None
     suspect: Key
     segment: list[str]
+    segment_sides: list[str]
     layers: list[int]
     transform: str | None
     layouts: list[str]

@@ -1,0 +1,1 @@
+"""The user's settings: a file, environment variables, flags."""
