@@ -23,6 +23,7 @@ ENOUGH, OUTSTANDING = 8, 8.0  # clean outputs that show how far norms are apart,
 SMALL = 16  # tensors of fewer elements are figures: a sum that cancels may lose all its digits
 LARGE = 0.5  # relative: no few tokens make such a difference
 FEW = 16  # elements that may go the other way by chance, however small the error
+SUMMING = (Family.MATMUL, Family.ATTENTION, Family.NORM, Family.UNKNOWN, Family.LOSS)  # long sums in fp32
 FLOOR = 4 * UNIT_ROUNDOFF_FP32  # two correct implementations in fp32 differ by a few units in the last place
 
 
@@ -87,7 +88,8 @@ class Expectation:
         peak = _peaks(leaves, golden)
         self.peak: list[float] = (peak * np.sqrt(m.numel)).tolist()  # over rms
         with np.errstate(all="ignore"):
-            self.spread: list[float] = np.nan_to_num(np.fmax(m.numel**-0.25, peak), nan=1.0, posinf=1.0).tolist()
+            self.spreads = np.nan_to_num(np.fmax(m.numel**-0.25, peak), nan=1.0, posinf=1.0)
+        self.spread: list[float] = self.spreads.tolist()
         self.from_tensors: list[bool] = m.from_tensors.tolist()
         self.hidden: list[bool] = (m.is_float & (m.by == NOTHING)).tolist()
         self.details = m.details
@@ -105,6 +107,10 @@ class Expectation:
         self.cleaned[self.backward].append(row)
         self.norms[self.backward].append(self.rms[row] * math.sqrt(self.numel[row]))
 
+    def forget_context(self) -> None:
+        """The clean outputs of forward are others now."""
+        self._context[False] = None
+
     def context(self) -> float:
         """The median error of clean outputs at this depth; 0 before the first."""
         way = self.backward if self.errors[self.backward] else False
@@ -119,7 +125,8 @@ class Expectation:
 
         A figure of a few elements may be the sum of a whole tensor, and cancel: there the error of such a sum is allowed for.
         """
-        expected = math.hypot(max(self.rounding[row], FLOOR), 2 * base)
+        least, twice = max(self.rounding[row], FLOOR), 2 * base
+        expected = math.sqrt(least * least + twice * twice)  # as compare/many.py has it, to the last bit
         norms = self.norms[self.backward]
         if self.numel[row] < SMALL and norms and self.rms[row] > 0:
             sum_error = max(self.context(), self.rounding[row]) * max((n for n in norms if n == n), default=0.0)
@@ -134,11 +141,11 @@ class Expectation:
         far off as is usual.
         """
         floats = [r for r in inputs if self.by[r] in (FLOAT, DIGEST) and self.error[r] == self.error[r]]
-        total = self.rounding[out] ** 2
+        total = self.rounding[out] * self.rounding[out]
         for row in floats:
             part = self._gain(kind, row, floats, out, backward) * self.error[row]
             total += part * part  # a power would raise where it overflows
-        sums = backward or kind in (Family.MATMUL, Family.ATTENTION, Family.NORM, Family.UNKNOWN, Family.LOSS)
+        sums = backward or kind in SUMMING
         terms = max((self._last_dim(r) for r in floats), default=1) if sums else 1
         total += terms * FLOOR**2
         if any(self.hidden[r] for r in inputs):

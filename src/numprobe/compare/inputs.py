@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from numprobe.compare.expected import ERROR, FLOOR, WARNING
-from numprobe.compare.ledger import FAIL, FLIPPED, INCOMPARABLE, TAINTED, UNMATCHED, WARN, Ledger
+from numprobe.compare.ledger import FAIL, FLIPPED, INCOMPARABLE, TAINTED, UNMATCHED, UNSIGNED, WARN, Ledger
 from numprobe.compare.measure import DIGEST, INTEGER, NOTHING, PLAIN, REASON, REASONS
 from numprobe.metrics.gains import PARAMETER_NAMES, PARAMETER_SLOTS
 from numprobe.record.trace import INPUT, OUTPUT, PARAMETER
@@ -40,7 +40,7 @@ def _unread(book: Ledger, pair: int, inputs: list[int]) -> bool:
     return beta >= 0 and book.target.values.scalars.get(beta) == 0
 
 
-def _is_parameter(book: Ledger, pair: int, row: int, signature: object, number: int) -> bool:
+def _is_parameter(book: Ledger, pair: int, row: int, signature: int, number: int) -> bool:
     if signature in book.made:
         return False
     if signature in book.parameters:
@@ -51,7 +51,7 @@ def _is_parameter(book: Ledger, pair: int, row: int, signature: object, number: 
     return op.kind == "api" and (name in PARAMETER_NAMES or (name.isdecimal() and int(name) in slots and number > 0))
 
 
-def _parameter(book: Ledger, pair: int, row: int, signature: object) -> int:
+def _parameter(book: Ledger, pair: int, row: int, signature: int) -> int:
     """A weight: equal up to its dtypes' rounding, or a finding of its own."""
     if signature in book.known_parameters:
         known = book.known_parameters[signature]
@@ -72,7 +72,7 @@ def _parameter(book: Ledger, pair: int, row: int, signature: object) -> int:
             known = book.new("parameter", "", pair, row, FAIL, rho)
         elif rho > WARNING:
             book.verdict[row] = WARN
-    if signature is not None:
+    if signature != UNSIGNED:
         book.known_parameters[signature] = known
     return known
 
@@ -177,7 +177,7 @@ def _made_alone(book: Ledger, row: int) -> bool:
     """Did a call that only one side has make this tensor?"""
     ours, theirs = book.signature[row], book.golden_signature[row]
     return any(
-        (ours is not None and book.signature[r] == ours) or (theirs is not None and book.golden_signature[r] == theirs)
+        (ours != UNSIGNED and book.signature[r] == ours) or (theirs != UNSIGNED and book.golden_signature[r] == theirs)
         for pair in book.missing
         for r in book.rows(pair)
         if book.role[r] == OUTPUT

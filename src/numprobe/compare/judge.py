@@ -34,6 +34,7 @@ from numprobe.compare.ledger import (
     Ledger,
     forward_name,
 )
+from numprobe.compare.many import Many
 from numprobe.compare.measure import DIGEST, FLOAT, INTEGER, NOTHING, PLAIN, REASON, Measures
 from numprobe.metrics.gains import Family, bends, family
 from numprobe.record.names import BACKWARD, PARAMETERS_GRAD, OpName
@@ -67,7 +68,7 @@ def judge(
     nothing, and records are so few that less than the usual limit is no chance."""
     expect = Expectation(measures, leaves, golden.values, allowed)
     book = Ledger(target, golden, records, leaves, measures, expect, foreign)
-    _run(book)
+    _run(book, Many(book, measures))
     for what, rows in (("dtype", measures.other_dtype), ("squeezed", measures.squeezed)):
         for row in np.flatnonzero(rows).tolist():
             book.status[row] = book.status[row] or what
@@ -78,9 +79,11 @@ def judge(
     return Judgement(book.verdict, book.status, book.rho, book.expected, book.cause, book.findings)
 
 
-def _run(book: Ledger) -> None:
+def _run(book: Ledger, many: Many) -> None:
     alone: list[int] = []
-    for pair, (t, g) in enumerate(zip(book.records.target, book.records.golden, strict=True)):
+    pair = 0
+    while (pair := many.judge(pair)) < len(book.records):
+        t, g = book.records.target[pair], book.records.golden[pair]
         op = book.target.ops[t] if t >= 0 else book.golden.ops[g]
         book.expect.backward = t >= 0 and op.direction == BACKWARD
         if t < 0 or g < 0:
@@ -94,6 +97,8 @@ def _run(book: Ledger) -> None:
             _parameter_gradients(book, pair)
         else:
             _call(book, pair, t)
+        many.looked_at(pair)
+        pair += 1
     _report_alone(book, alone)
 
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from numprobe.align.calls import Calls
 from numprobe.align.leaves import LeafPairs
@@ -18,6 +19,7 @@ from numprobe.record.trace import PARAMETER
 
 PASS, WARN, FAIL, INCOMPARABLE, UNMATCHED = "pass", "warning", "error", "incomparable", "unmatched"
 CLEAN, FLIPPED, TAINTED = 0, 1, 2  # flipped: a near-tie went the other way; tainted: a finding has reached it
+UNSIGNED = -1  # no signature
 EVERYWHERE = (0.0, 1.0, -1.0)  # constant tensors of these are found everywhere
 
 
@@ -69,9 +71,11 @@ class Ledger:
         self.error, self.rounding = expect.error, expect.rounding
         self.differs, self.nonfinite = measures.differs.tolist(), measures.nonfinite.tolist()
         self.from_tensors = measures.from_tensors.tolist()
-        self.role, self.path = self._slots()
-        self.signature = _signatures(target.values, self.t)
-        self.golden_signature = _signatures(golden.values, self.g)
+        self.slots, self.slot = _slots(target.values, golden.values, leaves)
+        places = [self.slots[number] for number in self.slot.tolist()]
+        self.role, self.path = [role for role, _ in places], [path for _, path in places]
+        self.signatures = _signatures(target.values, leaves.target), _signatures(golden.values, leaves.golden)
+        self.signature, self.golden_signature = (side.tolist() for side in self.signatures)
         self.quiet = self._quiet_pairs(measures)
         self.verdict = [PASS] * n
         self.status = [""] * n
@@ -80,10 +84,10 @@ class Ledger:
         self.state = [CLEAN] * n
         self.cause = [-1] * n
         self.findings: list[Finding] = []
-        self.made: dict[object, int] = {}
-        self.made_golden: dict[object, int] = {}
+        self.made: dict[int, int] = {}
+        self.made_golden: dict[int, int] = {}
         self.parameters = self._parameter_signatures()
-        self.known_parameters: dict[object, int] = {}  # signature -> finding
+        self.known_parameters: dict[int, int] = {}  # signature -> finding
         self.missing: list[int] = []
         self.odd: list[tuple[int, int]] = []
         self.last = -1
@@ -99,12 +103,6 @@ class Ledger:
 
     # --- what the rows are ---------------------------------------------------------------------------------------
 
-    def _slots(self) -> tuple[list[str], list[str]]:
-        slots_t, slots_g = self.target.values.slots, self.golden.values.slots
-        number_t, number_g = self.target.values.slot.tolist(), self.golden.values.slot.tolist()
-        pairs = [slots_t[number_t[t]] if t >= 0 else slots_g[number_g[g]] for t, g in zip(self.t, self.g, strict=True)]
-        return [role for role, _ in pairs], [path for _, path in pairs]
-
     def _quiet_pairs(self, measures: Measures) -> list[bool]:
         """Record pairs in which nothing differs at all."""
         quiet = self.leaves.both & (measures.reason == 0) & ~measures.differs & ~measures.nonfinite
@@ -115,13 +113,13 @@ class Ledger:
         loud[self.leaves.first[1:] == self.leaves.first[:-1]] = 0
         return [count == 0 for count in loud.tolist()]
 
-    def _parameter_signatures(self) -> dict[object, int]:
+    def _parameter_signatures(self) -> dict[int, int]:
         """Signatures of what module records call parameters -> the leaf row there."""
-        found: dict[object, int] = {}
+        found: dict[int, int] = {}
         for row, role in enumerate(self.role):
             if role == PARAMETER and self.t[row] >= 0 and self.g[row] >= 0:
                 found.setdefault(self.signature[row], row)
-        found.pop(None, None)
+        found.pop(UNSIGNED, None)
         return found
 
     def both(self, row: int) -> bool:
@@ -171,8 +169,7 @@ class Ledger:
 
     def maker(self, row: int) -> int:
         """The row of the recorded output that this tensor of the target is; -1 where nothing recorded made it."""
-        signature = self.signature[row]
-        return self.made.get(signature, -1) if signature is not None else -1
+        return self.made.get(self.signature[row], -1)
 
     # --- what was found ------------------------------------------------------------------------------------------
 
@@ -198,9 +195,9 @@ class Ledger:
 
     def note_made(self, row: int) -> None:
         """From here on this row's tensor is the one with its signature."""
-        if self.signature[row] is not None:
+        if self.signature[row] != UNSIGNED:
             self.made[self.signature[row]] = row
-        if self.golden_signature[row] is not None:
+        if self.golden_signature[row] != UNSIGNED:
             self.made_golden[self.golden_signature[row]] = row
 
     def new_output(self, cause: str, reason: str, pair: int, row: int, severity: str, rho: float) -> int:
@@ -246,25 +243,42 @@ def forward_name(op: OpName) -> str:
     return f"{op.prefix}.{op.path}.{op.api}.{FORWARD}.{op.call}"
 
 
-def _signatures(values: ValueTable, rows: list[int]) -> list[object]:
-    """By row, what tells a tensor of this side from others: its digest, else its figures and size; None where they say nothing,
-    as those of a tensor of zeros, and where this side has no such row."""
-    figures = zip(*values.figures[:, (0, 1, 3)].T.tolist(), values.numel.tolist(), strict=True)
-    signatures: list[object] = [
-        None
-        if high == low and high in EVERYWHERE
-        else (high, low, norm, size)
-        if norm == norm and high == high
-        else _spelled(high, low, norm, size)
-        for high, low, norm, size in figures
-    ]
-    for row in np.flatnonzero(values.status[:, 0] != GIVEN).tolist():
-        signatures[row] = None
-    for row, digest in values.digests.items():
-        signatures[row] = digest
-    return [signatures[row] if row >= 0 else None for row in rows]
+def _slots(
+    target: ValueTable, golden: ValueTable, leaves: LeafPairs
+) -> tuple[list[tuple[str, str]], NDArray[np.int64]]:
+    """Role and path of every row, by number: the target's where it has the leaf."""
+    shift = len(target.slots)
+    slot = np.full(len(leaves), 0, np.int64)
+    ours, theirs = leaves.target >= 0, leaves.target < 0
+    slot[ours] = target.slot[leaves.target[ours]]
+    slot[theirs] = shift + golden.slot[leaves.golden[theirs]]
+    return [*target.slots, *golden.slots], slot
 
 
-def _spelled(*figures: float) -> tuple[object, ...]:
-    """Figures among which are NaN, so that they are equal to themselves."""
-    return tuple("nan" if f != f else f for f in figures)
+def _signatures(values: ValueTable, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """By row, a number that tells a tensor of this side from others: one for each digest, else for each set of figures and size;
+    :data:`UNSIGNED` where they say nothing, as those of a tensor of zeros, and where this side has no such row."""
+    if not len(values):
+        return np.full(len(rows), UNSIGNED)
+    high, low, norm = values.figures[:, 0], values.figures[:, 1], values.figures[:, 3]
+    found = _numbers_of([high, low, norm, values.numel.astype(np.float64)])
+    found[((high == low) & np.isin(high, EVERYWHERE)) | (values.status[:, 0] != GIVEN)] = UNSIGNED
+    if values.digests:
+        numbers: dict[str, int] = {}
+        shift = len(values)
+        found[np.fromiter(values.digests, np.int64, len(values.digests))] = [
+            numbers.setdefault(digest, shift + len(numbers)) for digest in values.digests.values()
+        ]
+    return np.where(rows >= 0, found[rows], UNSIGNED)
+
+
+def _numbers_of(columns: list[NDArray[np.float64]]) -> NDArray[np.int64]:
+    """A number for each set of figures; NaN is equal to itself."""
+    order = np.lexsort(columns)
+    changes = np.zeros(len(order), bool)
+    for column in columns:
+        before, after = column[order[:-1]], column[order[1:]]
+        changes[1:] |= (before != after) & ~(np.isnan(before) & np.isnan(after))
+    found = np.empty(len(order), np.int64)
+    found[order] = np.cumsum(changes)
+    return found
