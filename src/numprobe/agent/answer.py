@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -139,6 +140,8 @@ class Answer:
 
 
 def _cell(text: str) -> str:
+    if re.fullmatch(r"\[[ER][0-9]+\]", text):  # a mark
+        return text
     return (
         markdown.code(text)
         if any(letter in text for letter in "._") and not _is_number(text)

@@ -79,21 +79,20 @@ def probe(path: str) -> Probe:
             return Probe(path, "missing")
         run = _run_of(place)
         if run is not None:
-            return Probe(str(run[0]), "run", skill=run[1])
+            return Probe(path if run[0] == place else str(run[0]), "run", skill=run[1])
         if place.is_file():
             kind = next((k for k, pattern in _RESULT_FILES.items() if pattern.fullmatch(place.name)), "")
             if kind:
                 return Probe(path, kind)
     except (OSError, RuntimeError, ValueError):
         return Probe(path, "missing")
-    text = str(place)
+    if path.startswith("~"):
+        path = str(place)
     try:
-        return _dump(text)
+        return _dump(path)
     except NumprobeError as error:
         inside = _inside(place)
-        if inside:
-            return Probe(text, "dumps", inside=inside)
-        return Probe(text, "unknown", problem=error)
+        return Probe(path, "dumps", inside=inside) if inside else Probe(path, "unknown", problem=error)
 
 
 def _run_of(place: Path) -> tuple[Path, str] | None:

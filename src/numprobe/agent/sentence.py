@@ -16,6 +16,7 @@ _RUN = re.compile(r"(?:[A-Za-z]:[\\/])?[^\s\"'`“”‘’「」《》（）()�
 _ASCII_RUN = re.compile(r"[A-Za-z0-9_.~/\\:@%+=#-]+")
 _START = re.compile(r"(?:[A-Za-z]:[\\/]|~?/|\.{1,2}/|[A-Za-z0-9_.-]+[/\\])")
 _TRAILING = ".,:;!?"
+_LONGEST_RUN = 160  # characters without a space in which paths are looked for inside of Chinese text
 # words with a slash that name two sides or two kinds, no folder
 _PAIRS = re.compile(
     r"(?:train(?:ing)?|rollout|infer(?:ence)?|nan|[+-]?inf|overflow|forward|backward|fwd|bwd|fp32|fp16|bf16|fp8|float32|float16"
@@ -65,7 +66,7 @@ def language_of(text: str) -> str:
 
 def read_sentence(text: str, paths: Sequence[str] = ()) -> Sentence:
     """Take a sentence apart. ``paths`` are those given as arguments of their own; they come first."""
-    found = list(_paths_in(text))
+    found = _paths_in(text)
     rest, places, at = "", [], 0
     for start, end, _ in found:
         rest += text[at:start]
@@ -89,64 +90,77 @@ def read_sentence(text: str, paths: Sequence[str] = ()) -> Sentence:
     )
 
 
-def _paths_in(text: str) -> Iterator[tuple[int, int, str]]:
-    """Start, end and path: what is quoted and looks like one or exists; then runs of characters."""
+def _paths_in(text: str) -> list[tuple[int, int, str]]:
+    """Start, end and path: what is quoted and looks like one or exists; then runs of characters.
+
+    An ordinary word that is the name of a folder here too (``dump``) counts where there is no other path.
+    """
     taken: list[tuple[int, int, str]] = []
     for quoted in _QUOTED.finditer(text):
         inner = next(group for group in quoted.groups() if group is not None)
         if _exists(inner) or (_path_like(inner) and " " not in inner.strip()):
             taken.append((quoted.start(), quoted.end(), inner))
+    words: list[tuple[int, int, str]] = []
     for run in _RUN.finditer(text):
         if any(start < run.end() and run.start() < end for start, end, _ in taken):
             continue
-        part = _path_in_run(run.group())
-        if part is not None:
-            start, path = part
-            taken.append((run.start() + start, run.start() + start + len(path), path))
-    yield from sorted(taken)
-
-
-def _path_in_run(run: str) -> tuple[int, str] | None:
-    """A path in text without spaces, which in Chinese may be a whole clause: ``数据在dump/step0里``."""
-    if not any(mark in run for mark in "/\\~.") and not _HAN.search(run):
-        bare = run.rstrip(_TRAILING)
-        return (0, bare) if _is_bare(bare) else None
-    for begin in _beginnings(run):
-        longest = _longest_existing(run[begin:])
-        if longest:
-            return begin, longest
-    for part in _ASCII_RUN.finditer(run):  # nothing of it exists: the part that reads like a path
-        bare = part.group().rstrip(_TRAILING)
-        if _path_like(bare):
-            return part.start(), bare
-        if _is_bare(bare):
-            return part.start(), bare
-    return None
-
-
-def _beginnings(run: str) -> list[int]:
-    """Where a path may begin: at the start, where Latin letters follow Han ones, at a slash or dot after other text."""
-    found = [0]
-    for n in range(1, len(run)):
-        before, here = run[n - 1], run[n]
-        if (_HAN.match(before) and not _HAN.match(here)) or (
-            here in "/~" and not re.match(r"[\w.~-]", before, re.ASCII)
-        ):
-            found.append(n)
-    return found
-
-
-def _longest_existing(text: str) -> str:
-    """The longest start of the text that names something on disk, and looks like a path rather than a word."""
-    if not re.search(r"[/\\~.]", text) and _HAN.search(text):
-        ends = [m.start() for m in _HAN.finditer(text)] + [len(text)]
+        for start, path in _paths_in_run(run.group()):
+            place = (run.start() + start, run.start() + start + len(path), path)
+            (taken if re.search(r"[/\\.]", path) else words).append(place)
+    ordinary = [word for word in words if re.fullmatch(r"[a-z]+|[\u3400-\u9fff]+", word[2])]
+    if taken or len(ordinary) < len(words):
+        words = [word for word in words if word not in ordinary]
     else:
-        ends = list(range(len(text), 0, -1))
-    for end in sorted(ends, reverse=True):
-        part = text[:end]
-        if part and part[-1] not in _TRAILING + "/\\" and _exists(part) and (_START.match(part) or _is_bare(part)):
-            follows = text[end : end + 1]
-            return part + follows if follows in ("/", "\\") and follows else part
+        words = list({word[2]: word for word in words}.values())  # "dump in dump": once
+    return sorted([*taken, *words])
+
+
+def _paths_in_run(run: str) -> Iterator[tuple[int, str]]:
+    """Paths in text without spaces, which in Chinese may be a whole clause: ``训练在rl/train里，推理在rl/rollout``."""
+    if len(run) > _LONGEST_RUN or not (_HAN.search(run) and re.search(r"[/\\~.]", run)):
+        bare = run.rstrip(_TRAILING)
+        if _is_bare(bare) or _whole(bare):
+            yield 0, bare
+        elif not _HAN.search(run):
+            return
+    begin = 0
+    if _HAN.search(run) and re.search(r"[/\\~.]", run) and len(run) <= _LONGEST_RUN:
+        while begin < len(run):
+            longest = _longest_existing(run, begin)
+            if longest:
+                yield begin, longest
+                begin += len(longest)
+                continue
+            part = _ASCII_RUN.match(run, begin) if begin == 0 or not _ASCII_RUN.match(run[begin - 1]) else None
+            bare = part.group().rstrip(_TRAILING) if part else ""
+            if _path_like(bare):  # nothing of it exists, but it reads like a path
+                yield begin, bare
+                begin += len(bare)
+            else:
+                begin += 1
+
+
+def _whole(text: str) -> bool:
+    return (bool(_START.match(text)) and _exists(text)) or _path_like(text)
+
+
+def _longest_existing(run: str, begin: int) -> str:
+    """The longest path from here on that exists, has more than one part or an extension, and ends where a path may end."""
+    before = run[begin - 1] if begin else ""
+    if re.match(r"[A-Za-z0-9_./\\~-]", before):
+        return ""
+    for end in range(len(run), begin, -1):
+        part = run[begin:end]
+        after = run[end : end + 1]
+        if part[-1] in _TRAILING + "/\\" or re.match(r"[A-Za-z0-9_-]", after):
+            continue
+        if re.search(r"[/\\]", part) and not (
+            after in ("/", "\\") and after and run[end + 1 : end + 2].isascii() and run[end + 1 : end + 2]
+        ):
+            if _exists(part):
+                return part
+        elif "." in part and _is_bare(part):
+            return part
     return ""
 
 

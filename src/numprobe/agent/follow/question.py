@@ -14,11 +14,11 @@ from numprobe.record.ranges import parse_ranges
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z0-9_]+)*")
 _LAYER = re.compile(r"\blayers?[ ._#]*([0-9]{1,6})|第\s*([0-9]{1,6})\s*(?:层|个?layer)|([0-9]{1,6})\s*层")
-PARTS = {  # what people call a part of a layer: words in the paths of modules
-    "attention": r"attn|attention",
-    "mlp": r"mlp|ffn|feed_forward|experts|\bmoe\b|gate_up|linear_fc[12]|down_proj",
-    "norm": r"norm",
-    "experts": r"experts|\bmoe\b|router|\.gate\.",
+PARTS = {  # what people call a part of a layer: the components of module paths
+    "attention": r"(?:^|\.)(?:self_|cross_)?att(?:n|ention)(?=\.|$)",
+    "mlp": r"(?:^|\.)(?:mlp|ffn|feed_forward|experts|moe|block_sparse_moe|shared_experts?)(?=\.|$)",
+    "norm": r"norm|(?:^|\.)ln_",
+    "experts": r"(?:^|\.)(?:\w*experts?|\w*moe|router)(?=\.|$)",
     "embedding": r"embed",
     "head": r"lm_head|output_layer|logits",
 }
@@ -39,7 +39,8 @@ _PLAIN = re.compile(  # words that are no name, though they look like one
     r"|relays?|clean|dirty|missing|partial|nan|inf|overflow|confidence|sure|evidence|spread|mapping|report|would|could|should"
     r"|can|confirm|next|please|input|inputs|output|outputs|weight|weights|parameter|parameters|gradient|gradients|max|min|mean"
     r"|norm|there|has|have|had|been|more|full|about|between|than|then|but|if|so|as|else|other|others|any|anything|made|make"
-    r"|makes|difference|differences|differ|differs|suspect|anchor|finding|findings|forward|backward|s|t|re|isn|aren|wasn|don|doesn)"
+    r"|makes|i|we|us|you|your|our|he|she|they|them|their|his|her|one|two|some|many|much|will|shall|may|might|must|let|get|got"
+    r"|difference|differences|differ|differs|suspect|anchor|finding|findings|forward|backward|s|t|re|isn|aren|wasn|don|doesn)"
 )
 
 

@@ -180,7 +180,7 @@ class _Teller(Teller):
         """The rows of the mapping that a question means: by the names of either side, by layer, by part of a layer."""
         rows = [p for p in self.result.mapping if q.layer is None or _layer(p) == q.layer]
         if q.parts:
-            rows = [p for p in rows if names.in_parts([*map(_path, (*p.train, *p.rollout)), p.place], q.parts)]
+            rows = [p for p in rows if names.in_parts(map(_path, (*p.train, *p.rollout)), q.parts)]
         for word in q.names:
             texts = {p.place: [p.place, *p.train, *p.rollout] for p in rows}
             exact = [p for p in rows if any(f".{word.lower()}." in f".{t.lower()}." for t in texts[p.place])]
@@ -290,7 +290,7 @@ class _Teller(Teller):
         mark = self.answer.cite(f"mapping.csv {shown.place}", self.rows(len(rows)) if len(rows) > 1 else "")
         if len(agree) == len(rows):
             self.say(
-                "rl.why.agrees",
+                "rl.why.agrees" if worst < WARNING_RATIO else "rl.why.warns",
                 mark,
                 count=len(rows),
                 place=shown.place,

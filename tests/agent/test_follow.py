@@ -1,0 +1,328 @@
+"""Follow-up questions, in both languages: the figures of an answer are those of the files it cites."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from numprobe.agent.answer import Answer, Table, Text
+from numprobe.agent.follow.question import read_question
+from numprobe.agent.follow.reply import conclusion, reply
+from numprobe.agent.runs import FinishedRun, load_run
+from numprobe.compare import command as comparing
+from numprobe.diagnose.nan_overflow import command as nan
+from numprobe.diagnose.rl_consistency import command as rl
+from numprobe.record.errors import NumprobeError
+
+
+@pytest.fixture(scope="session")
+def nan_run(dumps: Path, tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
+    out = tmp_path_factory.mktemp("runs") / "nan"
+    nan.run_to_folder(dumps / "dump" / "first_step_nan", None, out)
+    return load_run(out)
+
+
+@pytest.fixture(scope="session")
+def look_alikes_run(dumps: Path, tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
+    out = tmp_path_factory.mktemp("runs") / "look_alikes"
+    nan.run_to_folder(dumps / "dump" / "look_alikes", None, out)
+    return load_run(out)
+
+
+@pytest.fixture(scope="session")
+def rl_run(dumps: Path, tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
+    out = tmp_path_factory.mktemp("runs") / "rl"
+    rl.run_to_folder(dumps / "rl" / "train", dumps / "rl" / "rollout", None, out)
+    return load_run(out)
+
+
+@pytest.fixture(scope="session")
+def compare_run(dumps: Path, tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
+    out = tmp_path_factory.mktemp("runs") / "compare"
+    engines = Path(__file__).parents[1] / "data" / "interop" / "engines"
+    comparing.run_to_folder(engines / "megatron", engines / "megatron_gelu", None, out)
+    return load_run(out)
+
+
+def asked(run: FinishedRun, text: str) -> Answer:
+    return reply(run, read_question(text))
+
+
+def result_of(run: FinishedRun) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run.folder / "result.json").read_text(encoding="utf-8"))
+    return found
+
+
+def cells(answer: Answer) -> list[list[str]]:
+    return [list(row) for block in answer.blocks if isinstance(block, Table) for row in block.rows]
+
+
+def numbers_in(values: dict[str, Any]) -> set[float]:
+    return {float(values[key]) for key in ("Max", "Min", "Mean", "Norm") if isinstance(values.get(key), (int, float))}
+
+
+def _tensors(value: Any) -> list[dict[str, Any]]:
+    if isinstance(value, list):
+        return [one for part in value for one in _tensors(part)]
+    if isinstance(value, dict):
+        return [value] if "Max" in value else [one for part in value.values() for one in _tensors(part)]
+    return []
+
+
+def record(dumps: Path, rank: int, name: str) -> dict[str, Any]:
+    file = dumps / "dump" / "first_step_nan" / "step0" / f"rank{rank}" / "dump.json"
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))["data"][name]
+    return found
+
+
+QUESTIONS = [  # English, Chinese; what has to be in the answer of the NaN run
+    ("show npu_grouped_matmul", "显示 npu_grouped_matmul 的详细数值"),
+    ("layer 0 mlp", "第0层 mlp"),
+    ("which ranks are victims", "哪些卡是受害卡"),
+    ("first op on rank {source}", "{source} 号卡的第一个算子"),
+    ("what is the call stack", "调用栈是什么"),
+    ("is rank {victim} a source", "{victim} 号卡是源头吗"),
+    ("what would confirm it", "怎么确认"),
+    ("how sure are you", "置信度是多少"),
+    ("how did it spread", "怎么传播的"),
+    ("other candidates?", "还有其他候选吗"),
+    ("what is the evidence", "证据是什么"),
+    ("what happened", "结论是什么"),
+]
+EXCLUSIONS = [("why is masked_fill excluded", "为什么 masked_fill 被排除"), ("what was excluded", "排除了哪些")]
+
+
+def numbers_of(run: FinishedRun) -> dict[str, int]:
+    ranks = result_of(run)["ranks"]
+    return {
+        "source": next(r["rank"] for r in ranks if r["role"] == "source"),
+        "victim": next(r["rank"] for r in ranks if r["role"] in ("victim", "relay")),
+    }
+
+
+@pytest.mark.parametrize("pair", QUESTIONS, ids=[q[0] for q in QUESTIONS])
+def test_every_question_is_answered_in_its_language_with_citations(nan_run: FinishedRun, pair: tuple[str, str]) -> None:
+    texts = [text.format(**numbers_of(nan_run)) for text in pair]
+    answers = [asked(nan_run, text) for text in texts]
+    for answer, lang in zip(answers, ("en", "zh"), strict=True):
+        assert answer.known
+        assert answer.cites or pair[0] == "what would confirm it"
+        said = answer.to_text()
+        assert not said or bool(re.search(r"[\u4e00-\u9fff]", said)) == (lang == "zh")
+    english, chinese = answers
+    assert [c.where for c in english.cites] == [c.where for c in chinese.cites]
+    assert [row[1:-1] for row in cells(english)] == [row[1:-1] for row in cells(chinese)] or pair[0].startswith(
+        "what was"
+    )
+
+
+def test_the_figures_of_a_record_are_those_of_the_dump(nan_run: FinishedRun, dumps: Path) -> None:
+    source = numbers_of(nan_run)["source"]
+    first = result_of(nan_run)["sources"][0]["op_name"]
+    answer = asked(nan_run, f"show {first}")
+    stored = record(dumps, source, first)
+    expected = {
+        number
+        for section in _tensors([stored["input_args"], stored["input_kwargs"], stored["output"]])
+        for number in numbers_in(section)
+    }
+    tensors = [row for row in cells(answer) if row[3] != "int"]
+    shown = [cell for row in tensors for cell in row[4:8] if re.fullmatch(r"-?[\d,.e-]+", cell) and cell != "-"]
+    assert shown
+    for text in shown:
+        value = float(text.replace(",", ""))
+        assert any(abs(value - x) <= 5e-4 * abs(x) + 1e-30 for x in expected if x == x), text
+    assert any(f"rank{source}/dump.json" in cite.where and first in cite.where for cite in answer.cites)
+
+
+def test_roles_are_those_of_the_artifact(nan_run: FinishedRun) -> None:
+    with (nan_run.folder / "5_ranks.csv").open(encoding="utf-8", newline="") as file:
+        victims = [row["rank"] for row in csv.DictReader(file) if row["role"] == "victim"]
+    said = asked(nan_run, "which ranks are victims").to_text()
+    assert f"victim: {len(victims)} rank" in said
+    listed = {n for part in re.findall(r"\d+(?:-\d+)?", said.split(": ", 2)[2]) for n in _range(part)}
+    assert listed == {int(v) for v in victims}
+
+
+def _range(text: str) -> range:
+    low, _, high = text.partition("-")
+    return range(int(low), int(high or low) + 1)
+
+
+def test_yes_and_no(nan_run: FinishedRun) -> None:
+    who = numbers_of(nan_run)
+    assert asked(nan_run, f"is rank {who['source']} a source").to_text().startswith("Yes")
+    assert asked(nan_run, f"is rank {who['victim']} a source").to_text().startswith("No")
+    assert asked(nan_run, f"{who['source']} 号卡是源头吗").to_text().startswith("是")
+    assert asked(nan_run, f"为什么不是 {who['victim']} 号卡").to_text().count("号卡") >= 2
+    assert "no rank 999" in asked(nan_run, "is rank 999 a source").to_text()
+
+
+def test_the_same_record_on_every_rank(nan_run: FinishedRun, dumps: Path) -> None:
+    first = result_of(nan_run)["sources"][0]["op_name"]
+    answer = asked(nan_run, "group_list on every rank")
+    rows = cells(answer)
+    assert len(rows) > 1
+    for row in rows:
+        stored = record(dumps, int(row[1]), first)["input_kwargs"]["group_list"]
+        assert [row[5], row[6]] == [f"{stored['Max']:,}", f"{stored['Min']:,}"]
+
+
+def test_unknown_names_get_the_nearest_ones(
+    nan_run: FinishedRun, rl_run: FinishedRun, compare_run: FinishedRun
+) -> None:
+    for run, wrong, close in (
+        (nan_run, "npu_gruoped_matmul", "grouped_matmul"),
+        (rl_run, "linear_fc9", "linear_fc"),
+        (compare_run, "linear_fc9", "linear_fc"),
+    ):
+        answer = asked(run, f"show {wrong}")
+        assert not answer.known
+        bullets = [b for b in answer.blocks if isinstance(b, Text) and b.bullet]
+        assert 1 <= len(bullets) <= 5
+        assert close in answer.to_text()
+
+
+def test_what_the_data_cannot_say_is_said(nan_run: FinishedRun, rl_run: FinishedRun, compare_run: FinishedRun) -> None:
+    for run in (nan_run, rl_run, compare_run):
+        for text in ("what is the weather", "今天天气怎么样", "who wrote this"):
+            answer = asked(run, text)
+            assert not answer.known
+            assert not answer.cites
+
+
+RL_QUESTIONS = [
+    ("show linear_fc2", "显示 linear_fc2 的详细数值"),
+    ("layer 0 mlp", "第0层 mlp"),
+    ("layer 0 fc2", "第0层 fc2"),
+    ("why is q_proj excluded", "为什么 q_proj 被排除"),
+    ("why is layers.1.mlp.linear_fc1 not the cause", "为什么不是 layers.1.mlp.linear_fc1"),
+    ("compare only attention", "只看注意力"),
+    ("what would confirm it", "怎么确认"),
+    ("how sure are you", "置信度"),
+    ("which modules have no partner", "哪些模块没有对应"),
+    ("what does gate_up_proj map to", "gate_up_proj 的映射"),
+    ("other differences?", "还有其他差异吗"),
+    ("what is the evidence", "依据是什么"),
+    ("what was excluded", "排除了哪些"),
+    ("what happened", "结论"),
+]
+
+
+@pytest.mark.parametrize("pair", RL_QUESTIONS, ids=[q[0] for q in RL_QUESTIONS])
+def test_every_question_on_an_rl_run(rl_run: FinishedRun, pair: tuple[str, str]) -> None:
+    english, chinese = (asked(rl_run, text) for text in pair)
+    for answer, lang in ((english, "en"), (chinese, "zh")):
+        assert answer.known
+        assert answer.cites or pair[0] == "what would confirm it"
+        assert bool(re.search(r"[\u4e00-\u9fff]", answer.to_markdown())) == (lang == "zh")
+    assert [c.where for c in english.cites] == [c.where for c in chinese.cites]
+    figures = [[cell for cell in row if re.fullmatch(r"[-\d.,e]+( %)?", cell)] for row in cells(english)]
+    assert figures == [[cell for cell in row if re.fullmatch(r"[-\d.,e]+( %)?", cell)] for row in cells(chinese)]
+
+
+def test_either_side_may_be_named(rl_run: FinishedRun) -> None:
+    train, rollout = asked(rl_run, "show linear_fc2"), asked(rl_run, "show down_proj")
+    assert cells(train) == cells(rollout)
+    assert any("linear_fc2" in row[0] or "layers.0.down" in row[0] for row in cells(train))
+
+
+def test_the_table_of_a_suspect_has_the_figures_of_both_dumps(rl_run: FinishedRun, dumps: Path) -> None:
+    file = dumps / "rl" / "rollout" / "step0" / "rank0" / "dump.json"
+    data = json.loads(file.read_text(encoding="utf-8"))["data"]
+    suspect = result_of(rl_run)["findings"][0]["suspect"]["rollout"]
+    stored = data[suspect]["input_args"][0]
+    row = next(r for r in cells(asked(rl_run, "show layer 0 fc2")) if r[1] == "rollout")
+    for text, key in zip(row[2:6], ("Max", "Min", "Mean", "Norm"), strict=True):
+        assert float(text.replace(",", "")) == pytest.approx(stored[key], rel=1e-3)
+
+
+COMPARE_QUESTIONS = [
+    ("show linear_fc2", "显示 linear_fc2"),
+    ("layer 1 attention", "第1层注意力"),
+    ("why does layers.1.mlp.linear_fc1 differ", "为什么 layers.1.mlp.linear_fc1 不一致"),
+    ("other differences?", "其他差异"),
+    ("what has no partner", "哪些没有对应"),
+    ("what should I do next", "下一步怎么办"),
+    ("what happened", "结论"),
+]
+
+
+@pytest.mark.parametrize("pair", COMPARE_QUESTIONS, ids=[q[0] for q in COMPARE_QUESTIONS])
+def test_every_question_on_a_comparison(compare_run: FinishedRun, pair: tuple[str, str]) -> None:
+    english, chinese = (asked(compare_run, text) for text in pair)
+    for answer, lang in ((english, "en"), (chinese, "zh")):
+        assert answer.known
+        assert bool(re.search(r"[\u4e00-\u9fff]", answer.to_markdown())) == (lang == "zh")
+    assert [c.where for c in english.cites] == [c.where for c in chinese.cites]
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_conclusions_name_the_operator_and_their_evidence(
+    nan_run: FinishedRun, rl_run: FinishedRun, compare_run: FinishedRun, lang: str
+) -> None:
+    for run, named in (
+        (nan_run, result_of(nan_run)["sources"][0]["op_name"]),
+        (rl_run, "layers.0.mlp.linear_fc2"),
+        (compare_run, result_of(compare_run)["findings"][0]["op"]),
+    ):
+        answer = conclusion(run, lang)
+        first = answer.blocks[0]
+        assert isinstance(first, Text)
+        assert named in answer.to_text().splitlines()[0]
+        assert first.cites
+        marks = {cite.mark for cite in answer.cites}
+        assert {mark for block in answer.blocks if isinstance(block, Text) for mark in block.cites} <= marks
+
+
+def test_a_dump_that_is_gone_leaves_the_answers_that_the_run_kept(nan_run: FinishedRun, tmp_path: Path) -> None:
+    gone = tmp_path / "run"
+    gone.mkdir()
+    for file in nan_run.folder.iterdir():
+        text = file.read_text(encoding="utf-8")
+        if file.name == "run.json":
+            text = json.dumps({**json.loads(text), "inputs": {"dump": str(tmp_path / "nothing")}})
+        (gone / file.name).write_text(text, encoding="utf-8")
+    run = load_run(gone)
+    first = result_of(nan_run)["sources"][0]["op_name"]
+    kept = asked(run, f"show {first}")
+    assert kept.known
+    assert any("NaN" in row for row in cells(kept))
+    other = asked(run, "show Functional.linear.0.forward")
+    assert not other.known
+    assert str(tmp_path / "nothing") in other.to_text()
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        (None, "E-AGT-003"),
+        ("{", "E-AGT-005"),
+        ('{"skill": 3, "inputs": {}}', "E-AGT-005"),
+        ('{"skill": "other", "inputs": {}, "status": "done"}', "E-AGT-003"),
+        ('{"skill": "nan", "inputs": {}, "status": "interrupted"}', "E-AGT-004"),
+        ('{"skill": "nan", "inputs": {}, "status": "done"}', "E-AGT-004"),
+    ],
+)
+def test_what_is_no_finished_run_is_told(tmp_path: Path, content: str | None, code: str) -> None:
+    if content is not None:
+        (tmp_path / "run.json").write_text(content, encoding="utf-8")
+    with pytest.raises(NumprobeError) as caught:
+        load_run(tmp_path)
+    assert caught.value.code == code
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"verdict": 3}', '{"verdict": "overflow_found", "sources": [1]}', "[" * 5000]
+)
+def test_a_damaged_result_is_told(tmp_path: Path, content: str) -> None:
+    (tmp_path / "run.json").write_text('{"skill": "nan", "inputs": {}, "status": "done"}', encoding="utf-8")
+    (tmp_path / "result.json").write_text(content, encoding="utf-8")
+    with pytest.raises(NumprobeError) as caught:
+        load_run(tmp_path)
+    assert caught.value.code == "E-AGT-005"
