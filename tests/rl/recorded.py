@@ -40,7 +40,7 @@ def record_with(debugger: PrecisionDebugger, run: Run, batches: Sequence[Sequenc
 
 
 def compared(train: Path, rollout: Path) -> RlResult:
-    return analyse(train, rollout, RlOptions(use_cache=False))
+    return analyse(train, rollout, RlOptions(use_cache=False, as_given=True))
 
 
 def told(f: Finding) -> str:

@@ -254,7 +254,7 @@ def test_a_module_is_judged_by_the_table(
 
 def test_what_is_split_on_one_side_is_no_suspect(dump: Dump, tmp_path: Path) -> None:
     """One to many and many to one; the rules flag what the comparison clears."""
-    split, fused = dump(Run("hf"), "L0"), dump(Run("engine"), "L0")
+    split, fused = dump(Run("hf"), "L0"), dump(Run("megatron"), "L0")
     found = written(tmp_path / "a", fused, split)
     qkv, names = next((k, v) for k, v in found["output_0_key_mapping.json"].items() if "layers.0" in k and "qkv" in k)
     assert [name.split(".")[-4] for name in names] == ["q_proj", "k_proj", "v_proj"]

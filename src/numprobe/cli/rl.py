@@ -22,6 +22,9 @@ def rl(
     step: str = common.Step,
     rank: str = common.Rank,
     mapping: str = typer.Option("", "--mapping", help=MAPPING, metavar="FILE"),
+    as_given: bool = typer.Option(
+        False, "--as-given", help="The first dump is the training side, whatever its module names say."
+    ),
     lang: str = common.Lang,
     compat: str = typer.Option(
         None, "--compat", help="msprobe: also write its files output_0 to output_5.", metavar="NAME"
@@ -43,7 +46,7 @@ def rl(
     code = run_command(
         train,
         rollout,
-        RlOptions(common.ranges(step, "--step"), common.ranges(rank, "--rank"), not no_cache, mapping),
+        RlOptions(common.ranges(step, "--step"), common.ranges(rank, "--rank"), not no_cache, mapping, as_given),
         out=out,
         lang=common.language(lang),
         compat=compat == "msprobe",

@@ -50,6 +50,7 @@ class Rules:
     merged: dict[str, list[str]]
     layouts: tuple[tuple[str, re.Pattern[str]], ...] = ()
     sequence_first: re.Pattern[str] = re.compile("(?!)")
+    frameworks: tuple[tuple[str, str, re.Pattern[str]], ...] = ()  # name, side, module and class
     # what was found for a name, which every layer has again
     matched: dict[tuple[bool, str], tuple[str, str] | None] = field(default_factory=dict, compare=False)
     laid_out: dict[str, str] = field(default_factory=dict, compare=False)
@@ -140,6 +141,7 @@ def rules_from(content: dict[str, Any]) -> Rules:
         content["merged"],
         tuple((layout, re.compile(pattern)) for layout, pattern in content.get("layouts", [])),
         re.compile(content.get("sequence_first", "(?!)")),
+        tuple((name, side, re.compile(pattern)) for name, side, pattern in content.get("frameworks", [])),
     )
 
 

@@ -22,6 +22,7 @@ from numprobe.diagnose.rl_consistency.view import View
 from numprobe.execution.memory import without_collector
 from numprobe.execution.stages import Listener, ignore
 from numprobe.formats.dump import open_dump
+from numprobe.record.errors import NumprobeError
 from numprobe.report.language import is_utf8
 from numprobe.report.progress import progress_display
 from numprobe.report.run_folder import RunFolder, open_run, plain
@@ -42,11 +43,20 @@ def run_to_folder(
     """Analyse both dumps and write the run's folder; with ``compat`` the files of msProbe's skill too.
 
     Raises:
-        NumprobeError: as :func:`~numprobe.diagnose.rl_consistency.skill.analyse`, or ``out`` holds something else.
+        NumprobeError: as :func:`~numprobe.diagnose.rl_consistency.skill.analyse`; E-RLC-003 both are one dump; ``out``
+            holds something else.
     """
     options = options or RlOptions()
-    for path in (train, rollout):  # a wrong path fails before an output folder is made
-        refuse_inside(open_dump(path, use_cache=options.use_cache), out)
+    dumps = [open_dump(path, use_cache=options.use_cache) for path in (train, rollout)]
+    for dump in dumps:  # a wrong path fails before an output folder is made
+        refuse_inside(dump, out)
+    if dumps[0].root.resolve() == dumps[1].root.resolve():
+        raise NumprobeError(
+            "E-RLC-003",
+            "both sides are the same dump",
+            where=str(dumps[0].root),
+            do="give the dump of training first and that of the engine second",
+        )
     told = Told(listener)
     inputs: dict[str, object] = {"train": str(Path(train).resolve()), "rollout": str(Path(rollout).resolve())}
     asked: dict[str, object] = {
@@ -54,6 +64,7 @@ def run_to_folder(
         "rank": sorted(options.ranks) if options.ranks is not None else None,
         "lang": lang,
         **({"mapping": str(Path(options.mapping).resolve())} if options.mapping else {}),
+        **({"as_given": True} if options.as_given else {}),
         **({"compat": "msprobe"} if compat else {}),
     }
     run = open_run("rl", out, inputs, asked)

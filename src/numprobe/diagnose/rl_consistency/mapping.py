@@ -21,7 +21,7 @@ def mapping_of(
     a: str | Path, b: str | Path, steps: frozenset[int] | None, ranks: frozenset[int] | None, mapping: str = ""
 ) -> RlResult:
     """Pair the modules of two dumps; ``mapping`` is a file that says which belong together."""
-    return analyse(a, b, RlOptions(steps, ranks, mapping=mapping))
+    return analyse(a, b, RlOptions(steps, ranks, mapping=mapping, as_given=True))
 
 
 def write_mapping(result: RlResult, path: Path) -> None:

@@ -128,6 +128,11 @@ class RlResult(msgspec.Struct):
     warnings: int = 0
     tensors: int = 0  # slots that were compared element by element
     unknown_names: list[UnknownName] = []
+    frameworks: dict[
+        str, str
+    ] = {}  # by side: megatron, huggingface, engine, sglang, or empty where the names do not tell
+    exchanged: bool = False  # the first dump that was given is the rollout side
+    note: str = ""  # both dumps are of one side: trainers, engines
     next: dict[str, str] = {}  # by side, the file in the run's folder that records the tensors which decide
 
     @property

@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from numprobe.align.calls import Calls, read_calls
 from numprobe.align.leaves import pair_leaves
-from numprobe.align.roles.given import NOTHING_GIVEN, Given, given_roles, read_rows
+from numprobe.align.roles.frameworks import ROLLOUT, TRAIN, Framework, are_exchanged, framework_of
+from numprobe.align.roles.given import NOTHING_GIVEN, Given, Row, given_roles, read_rows
 from numprobe.align.roles.pairing import both_sides, pair_places
 from numprobe.align.roles.side import RoleSide
 from numprobe.align.roles.stages import whole_models
@@ -43,6 +44,7 @@ class RlOptions:
     ranks: frozenset[int] | None = None
     use_cache: bool = True
     mapping: str = ""  # a file that says which modules belong together
+    as_given: bool = False  # the first dump is the training side, whatever its modules are
 
 
 def analyse(
@@ -65,9 +67,13 @@ def analyse_with_view(
     stages.begin("load")
     dumps = [open_dump(path, use_cache=options.use_cache) for path in (train, rollout)]
     ranks = [_ranks(dump, options) for dump in dumps]
+    frameworks = [framework_of(side[0]) if side else Framework() for side in ranks]
+    exchanged = are_exchanged(frameworks) and not options.as_given
+    if exchanged:
+        dumps, ranks, frameworks = dumps[::-1], ranks[::-1], frameworks[::-1]
     stages.end()
     stages.begin("map")
-    given = _given(options.mapping, ranks)
+    given = _given(options.mapping, ranks, exchanged)
     one, other, merged = both_sides(ranks[0], ranks[1], given=given)
     for dump, side in zip(dumps, (one, other), strict=True):
         _need_modules(dump, side)
@@ -92,14 +98,33 @@ def analyse_with_view(
     stages.begin("report")
     found = _result(dumps, view, premise, findings, coverage, merged)
     found.unknown_names = [data.UnknownName(n.side, n.name, list(n.close)) for n in given.unknown]
+    found.frameworks = {side: f.name for side, f in zip((TRAIN, ROLLOUT), frameworks, strict=True)}
+    found.exchanged = exchanged
+    kinds = {f.side for f in frameworks}
+    found.note = "trainers" if kinds == {TRAIN} else "engines" if kinds == {ROLLOUT} else ""
     stages.end()
     return found, view
 
 
-def _given(mapping: str, ranks: Sequence[Sequence[Calls]]) -> Given:
+def _given(mapping: str, ranks: Sequence[Sequence[Calls]], exchanged: bool) -> Given:
+    """What a mapping file says. Its sides may be exchanged with the dumps, or be right already: as more of its names fit."""
     if not mapping:
         return NOTHING_GIVEN
-    return given_roles(read_rows(Path(mapping)), ranks[0], ranks[1], Path(mapping))
+    path = Path(mapping)
+    rows = read_rows(path)
+    turned = [replace(row, train=row.rollout, rollout=row.train) for row in rows]
+    if exchanged and _fitting(turned, ranks) > _fitting(rows, ranks):
+        rows = turned
+    return given_roles(rows, ranks[0], ranks[1], path)
+
+
+def _fitting(rows: Sequence[Row], ranks: Sequence[Sequence[Calls]]) -> int:
+    """How many names of a mapping file are those of a module on the side that they are given for."""
+    known = [
+        {name for rank in side for op in rank.ops if op.is_module for name in (op.name, f"{op.path}.{op.api}")}
+        for side in ranks
+    ]
+    return sum(name in known[n] for row in rows for n, of in enumerate((row.train, row.rollout)) for name in of)
 
 
 def _ranks(dump: Dump, options: RlOptions) -> list[Calls]:

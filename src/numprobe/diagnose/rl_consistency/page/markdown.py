@@ -27,7 +27,7 @@ def render_markdown(result: RlResult, lang: str) -> str:
     elif result.detection_limit is not None:
         limit = say(lang, "screen.limit_text", limit=result.detection_limit)
         lines.append(f"- {say(lang, 'screen.limit')}{say(lang, 'list.colon')}{escape(limit)}")
-    lines += [f"- {joined(CATALOGUE.pieces(lang, s.key, s.values))}" for s in view.unknown_names(result)]
+    lines += [f"- {joined(CATALOGUE.pieces(lang, s.key, s.values))}" for s in view.notes(result)]
     steps = view.next_steps(result)
     if steps:
         lines += ["", f"## {say(lang, 'page.next_steps')}", ""]

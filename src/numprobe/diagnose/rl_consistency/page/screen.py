@@ -35,7 +35,7 @@ def render_terminal(result: RlResult, lang: str, style: Style, report_path: str)
         _facts(result, first, lang, style),
         _figures(first, lang, style) if first else [],
         _also(result.findings[1:5], lang, style),
-        _unknown(result, lang, style),
+        _notes(result, lang, style),
         _next(result, lang, style),
     ]
     text = "\n\n".join("\n".join(lines) for lines in blocks if lines)
@@ -134,9 +134,9 @@ def _also(findings: Sequence[Finding], lang: str, style: Style) -> list[str]:
     return lines
 
 
-def _unknown(result: RlResult, lang: str, style: Style) -> list[str]:
+def _notes(result: RlResult, lang: str, style: Style) -> list[str]:
     lines: list[str] = []
-    for said in view.unknown_names(result):
+    for said in view.notes(result):
         text = joined(CATALOGUE.pieces(lang, said.key, said.values), style)
         lines += wrap(text, style.width, f"{style.symbol('undecided')} ", "  ")
     return lines
@@ -183,6 +183,9 @@ def render_json_line(result: RlResult, out: str, *, ascii_only: bool = False) ->
         "detection_limit": result.detection_limit,
         "tensors": result.tensors,
         "unknown_names": result.unknown_names,
+        "frameworks": result.frameworks,
+        "exchanged": result.exchanged,
+        "note": result.note,
         "next": result.next,
     }
     return json.dumps(plain(content), ensure_ascii=ascii_only)

@@ -109,6 +109,15 @@ def compared(result: RlResult) -> int:
 MOST_UNKNOWN = 5  # names of a mapping file
 
 
+def notes(result: RlResult) -> list[Said]:
+    """What to know beside the conclusion."""
+    told = [Said("note.exchanged", {"train": result.train, "rollout": result.rollout})] if result.exchanged else []
+    if result.note:
+        same = len(set(result.frameworks.values())) == 1
+        told.append(Said(f"note.{result.note}_same" if same else f"note.{result.note}"))
+    return [*told, *unknown_names(result)]
+
+
 def unknown_names(result: RlResult) -> list[Said]:
     """What the mapping file names and no record has."""
     return [
