@@ -146,7 +146,6 @@ def judged(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, fewest: int
 
     with monkeypatch.context() as patch:
         patch.setattr(many.Many, "_block", counted)
-        patch.setattr(many, "FIRST", 0)
         patch.setattr(many, "FEWEST", fewest)
         at_once = compare_ranks(task)
     with monkeypatch.context() as patch:

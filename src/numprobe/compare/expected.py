@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,8 @@ from numprobe.align.leaves import LeafPairs
 from numprobe.compare.measure import DIGEST, FLOAT, NOTHING, Measures
 from numprobe.formats.msprobe.values import ValueTable
 from numprobe.metrics.gains import CONSTANT, UNIT_ROUNDOFF_FP32, Family
+
+T = TypeVar("T")
 
 WARNING, ERROR = 4.0, 16.0  # rho: found over expected
 FOREIGN = 8.0  # the error of two programs that have the weights, but not the code in common
@@ -65,33 +68,49 @@ def detection_limit(m: Measures, expected: Sequence[float]) -> float | None:
     return float(np.median(np.sqrt(2 * tolerance)))
 
 
+class Listed(Generic[T]):
+    """A column as a list, for a loop that looks at single rows; made when the first is looked at."""
+
+    def __init__(self, column: Callable[[Any], NDArray[Any]]) -> None:
+        self.column = column
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: object, owner: type) -> list[T]:
+        found: list[T] = self.column(instance).tolist()
+        instance.__dict__[self.name] = found  # from now on found there, not here
+        return found
+
+
 class Expectation:
     """Expected errors of one rank. ``errors`` and ``norms`` are those of the last outputs that were clean, forward and backward,
     ``cleaned`` their rows;
     ``backward`` says which way the call goes that is looked at."""
 
+    g = Listed[int](lambda self: self.leaves.golden)
+    by = Listed[int](lambda self: self.m.by)
+    error = Listed[float](lambda self: self.m.error)
+    d_norm = Listed[float](lambda self: self.m.d_norm)
+    d_mean = Listed[float](lambda self: self.m.d_mean)
+    d_extreme = Listed[float](lambda self: self.m.d_extreme)
+    local = Listed[float](lambda self: self.m.local)
+    rms = Listed[float](lambda self: self.m.rms)
+    numel = Listed[float](lambda self: self.m.numel)
+    rounding = Listed[float](lambda self: self.m.rounding)
+    bound = Listed[float](lambda self: self.m.bound)
+    stat = Listed[float](lambda self: self.m.stat)
+    differs = Listed[bool](lambda self: self.m.differs)
+    peak = Listed[float](lambda self: self.peaks * np.sqrt(self.m.numel))  # over rms
+    spread = Listed[float](lambda self: self.spreads)
+    from_tensors = Listed[bool](lambda self: self.m.from_tensors)
+    hidden = Listed[bool](lambda self: self.m.is_float & (self.m.by == NOTHING))
+
     def __init__(self, m: Measures, leaves: LeafPairs, golden: ValueTable, allowed: Allowed) -> None:
-        self.golden, self.allowed = golden, allowed
-        self.g: list[int] = leaves.golden.tolist()
-        self.by: list[int] = m.by.tolist()
-        self.error: list[float] = m.error.tolist()
-        self.d_norm: list[float] = m.d_norm.tolist()
-        self.d_mean: list[float] = m.d_mean.tolist()
-        self.d_extreme: list[float] = m.d_extreme.tolist()
-        self.local: list[float] = m.local.tolist()
-        self.rms: list[float] = m.rms.tolist()
-        self.numel: list[float] = m.numel.tolist()
-        self.rounding: list[float] = m.rounding.tolist()
-        self.bound: list[float] = m.bound.tolist()
-        self.stat: list[float] = m.stat.tolist()
-        self.differs: list[bool] = m.differs.tolist()
-        peak = _peaks(leaves, golden)
-        self.peak: list[float] = (peak * np.sqrt(m.numel)).tolist()  # over rms
+        self.m, self.leaves, self.golden, self.allowed = m, leaves, golden, allowed
+        self.peaks = _peaks(leaves, golden)
         with np.errstate(all="ignore"):
-            self.spreads = np.nan_to_num(np.fmax(m.numel**-0.25, peak), nan=1.0, posinf=1.0)
-        self.spread: list[float] = self.spreads.tolist()
-        self.from_tensors: list[bool] = m.from_tensors.tolist()
-        self.hidden: list[bool] = (m.is_float & (m.by == NOTHING)).tolist()
+            self.spreads = np.nan_to_num(np.fmax(m.numel**-0.25, self.peaks), nan=1.0, posinf=1.0)
         self.details = m.details
         self.errors: dict[bool, deque[float]] = {way: deque(maxlen=CONTEXT) for way in (False, True)}
         self.norms: dict[bool, deque[float]] = {way: deque(maxlen=CONTEXT) for way in (False, True)}

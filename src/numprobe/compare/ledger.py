@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from numprobe.align.calls import Calls
 from numprobe.align.leaves import LeafPairs
 from numprobe.align.records import RecordPairs
-from numprobe.compare.expected import ERROR, FOREIGN, WARNING, Expectation
+from numprobe.compare.expected import ERROR, FOREIGN, WARNING, Expectation, Listed
 from numprobe.compare.measure import DIGEST, FLOAT, INTEGER, NOTHING, REASON, Measures
 from numprobe.formats.msprobe.values import GIVEN, ValueTable
 from numprobe.record.names import BACKWARD, FORWARD, OpName
@@ -51,6 +51,20 @@ class Ledger:
     tensor on one side only, and no error by themselves.
     """
 
+    t = Listed[int](lambda self: self.leaves.target)
+    g = Listed[int](lambda self: self.leaves.golden)
+    by = Listed[int](lambda self: self.measures.by)
+    reason = Listed[int](lambda self: self.measures.reason)
+    error = Listed[float](lambda self: self.measures.error)
+    rounding = Listed[float](lambda self: self.measures.rounding)
+    differs = Listed[bool](lambda self: self.measures.differs)
+    nonfinite = Listed[bool](lambda self: self.measures.nonfinite)
+    from_tensors = Listed[bool](lambda self: self.measures.from_tensors)
+    signature = Listed[int](lambda self: self.signatures[0])
+    golden_signature = Listed[int](lambda self: self.signatures[1])
+    role = Listed[str](lambda self: _by_number([role for role, _ in self.slots], self.slot))
+    path = Listed[str](lambda self: _by_number([path for _, path in self.slots], self.slot))
+
     def __init__(
         self,
         target: Calls,
@@ -63,19 +77,11 @@ class Ledger:
     ) -> None:
         self.foreign = foreign
         self.target, self.golden, self.records, self.leaves, self.expect = target, golden, records, leaves, expect
+        self.measures = measures
         n = len(leaves)
-        self.t: list[int] = leaves.target.tolist()
-        self.g: list[int] = leaves.golden.tolist()
         self.first: list[int] = leaves.first.tolist()
-        self.by, self.reason = measures.by.tolist(), measures.reason.tolist()
-        self.error, self.rounding = expect.error, expect.rounding
-        self.differs, self.nonfinite = measures.differs.tolist(), measures.nonfinite.tolist()
-        self.from_tensors = measures.from_tensors.tolist()
         self.slots, self.slot = _slots(target.values, golden.values, leaves)
-        places = [self.slots[number] for number in self.slot.tolist()]
-        self.role, self.path = [role for role, _ in places], [path for _, path in places]
         self.signatures = _signatures(target.values, leaves.target), _signatures(golden.values, leaves.golden)
-        self.signature, self.golden_signature = (side.tolist() for side in self.signatures)
         self.quiet = self._quiet_pairs(measures)
         self.verdict = [PASS] * n
         self.status = [""] * n
@@ -116,9 +122,9 @@ class Ledger:
     def _parameter_signatures(self) -> dict[int, int]:
         """Signatures of what module records call parameters -> the leaf row there."""
         found: dict[int, int] = {}
-        for row, role in enumerate(self.role):
-            if role == PARAMETER and self.t[row] >= 0 and self.g[row] >= 0:
-                found.setdefault(self.signature[row], row)
+        parameters = np.array([role == PARAMETER for role, _ in self.slots], bool)[self.slot] & self.leaves.both
+        for row in np.flatnonzero(parameters).tolist():
+            found.setdefault(int(self.signatures[0][row]), row)
         found.pop(UNSIGNED, None)
         return found
 
@@ -241,6 +247,10 @@ def forward_name(op: OpName) -> str:
     if not op.is_module:
         return op.name.removesuffix(BACKWARD) + FORWARD
     return f"{op.prefix}.{op.path}.{op.api}.{FORWARD}.{op.call}"
+
+
+def _by_number(texts: list[str], numbers: NDArray[np.int64]) -> NDArray[np.object_]:
+    return np.array(texts, object)[numbers]
 
 
 def _slots(

@@ -38,7 +38,6 @@ Rows = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 FEWEST, MOST = 256, 8192  # pairs at once
-FIRST = 32  # pairs that are looked at one by one before: many comparisons have found something by then
 WAIT = 256  # pairs at most that are looked at one by one before the next try
 ROUNDS = 12
 MOST_OF_A_CALL = 4096  # outputs times what they were computed from
@@ -49,8 +48,10 @@ class Many:
 
     def __init__(self, book: Ledger, measures: Measures) -> None:
         self.book, self.m = book, measures
-        self.size, self.wait, self.resting = FEWEST, 1, FIRST
+        self.size, self.wait, self.resting = FEWEST, 1, 0
         self.prepared = False
+        self.odd = ~book.leaves.both | (measures.reason != 0) | measures.differs | measures.nonfinite
+        self.odd |= measures.from_tensors
         self.plain_so_far = not book.foreign and not book.expect.allowed.noise and not book.expect.allowed.baseline
 
     def judge(self, pair: int) -> int:
@@ -63,6 +64,8 @@ class Many:
             if not self.plain_so_far or book.missing:
                 return pair
             if not self.prepared:
+                if self.odd[book.first[pair] : book.first[pair + 1]].any():
+                    return pair  # many comparisons have found something after that
                 self._prepare()
                 self.prepared = True
             if self.hard[pair]:
@@ -134,7 +137,7 @@ class Many:
             )
         )
         self.traced = self.is_input & ~self.parameter & known & ~self.quiet[self.pair]
-        hard_row = ~both | (m.reason != 0) | m.differs | m.nonfinite | m.from_tensors
+        hard_row = self.odd.copy()
         hard_row |= self.is_input & ~self.parameter & (self.made < 0) & (made_golden >= 0)
         hard_row |= self.traced & (m.numel < SMALL)
         hard_row |= _out_of_order(self.pair, self.is_input, is_parameter, self.output)
