@@ -19,7 +19,7 @@ from numprobe.compare.processing import NO_PROCESSING
 from numprobe.compare.run import STAGES, CompareOptions, Comparison, compare
 from numprobe.compare.spreadsheet import write_table
 from numprobe.compare.table import read_parquet, write_parquet, write_whole
-from numprobe.execution.memory import without_collector
+from numprobe.execution.memory import polars_keeps_nothing, without_collector
 from numprobe.execution.stages import Listener, ignore
 from numprobe.formats.dump import Dump, open_dump
 from numprobe.formats.layout import choose_steps
@@ -162,6 +162,7 @@ def run_command(
     quiet: bool = False,
 ) -> int:
     """The command: progress on stderr, the conclusion on stdout, the exit code of the verdict."""
+    polars_keeps_nothing()
     display = progress_display(progress, sys.stderr, STAGES, CATALOGUE, lang, style_err, quiet=quiet)
     try:
         comparison, run = run_to_folder(target, golden, options, out, output, lang=lang, listener=display)

@@ -22,6 +22,7 @@ from numprobe.compare.rank import WORST, RankOutcome, RankTask, compare_ranks, s
 from numprobe.compare.sharded import Pairing, fit_ranks, refuse_other_runs, same_size, settle_copies
 from numprobe.compare.table import table_of, write_parquet
 from numprobe.execution.executor import choose
+from numprobe.execution.memory import release_freed_memory
 from numprobe.execution.stages import Listener, Stages, ignore
 from numprobe.formats import cache
 from numprobe.formats.dump import Dump, open_dump
@@ -148,8 +149,11 @@ def _work(item: tuple[RankTask, Path | None]) -> RankOutcome | NumprobeError:
         write_rank(compared, task.compat)
     outcome.problems += _growing(task, before, outcome.problems)
     if part is not None:
+        table = table_of(compared)
+        del compared  # all that is left is written without it
+        release_freed_memory()
         with writing(part.parent):
-            write_parquet(table_of(compared), part)
+            write_parquet(table, part)
             if inputs == inputs_of(task):
                 store(part, inputs, outcome)
     return outcome

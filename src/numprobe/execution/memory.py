@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of mallopt(3) in glibc
 
@@ -27,6 +28,20 @@ def keep_freed_memory(limit: int = 1 << 26) -> None:
         return
     mallopt(_MMAP_THRESHOLD, limit // 2)
     mallopt(_TRIM_THRESHOLD, limit)
+
+
+def release_freed_memory() -> None:
+    """Give back what :func:`keep_freed_memory` kept: other allocators, such as that of polars, cannot use it."""
+    if sys.platform.startswith("linux"):
+        import ctypes
+
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)
+
+
+def polars_keeps_nothing() -> None:
+    """Let the allocator of polars give back at once what was freed. For a program of its own, before polars is loaded."""
+    os.environ.setdefault("_RJEM_MALLOC_CONF", "dirty_decay_ms:0,muzzy_decay_ms:0")
 
 
 @contextmanager
