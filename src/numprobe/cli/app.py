@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import typer
 
+from numprobe.cli.plain import PlainGroup
+
 app = typer.Typer(
     name="numprobe",
+    cls=PlainGroup,
     help="Finds where the numbers of a model went wrong, and why.",
     no_args_is_help=True,
     add_completion=False,

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from typer.core import TyperCommand
 
 from numprobe.cli import common, msprobe
+from numprobe.cli.plain import PlainCommand
 
 
-class CompareCommand(TyperCommand):
+class CompareCommand(PlainCommand):
     """Takes msProbe's spellings of options too."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
