@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 import numprobe
+from numprobe.agent.config.show import CATALOGUE as CONFIG
 from numprobe.agent.skills.registry import CATALOGUE as SKILLS
 from numprobe.compare.messages import CATALOGUE as COMPARE
 from numprobe.diagnose.nan_overflow.messages import CATALOGUE
@@ -30,8 +31,8 @@ FROM_THE_ANALYSIS = re.compile(
 
 @pytest.mark.parametrize(
     "catalogue",
-    [GENERIC, CATALOGUE, COMPARE, RL, CHECK, SKILLS],
-    ids=["generic", "nan", "compare", "rl", "check", "skills"],
+    [GENERIC, CATALOGUE, COMPARE, RL, CHECK, SKILLS, CONFIG],
+    ids=["generic", "nan", "compare", "rl", "check", "skills", "config"],
 )
 def test_both_languages_have_the_same_keys_and_fields(catalogue):
     en, zh = catalogue.templates("en"), catalogue.templates("zh")
@@ -92,7 +93,7 @@ def test_every_literal_key_in_the_code_exists():
         code,
     )
     assert len(keys) > 80
-    catalogues = (CATALOGUE, OVERVIEW, COMPARE, RL, CHECK, SKILLS)
+    catalogues = (CATALOGUE, OVERVIEW, COMPARE, RL, CHECK, SKILLS, CONFIG)
     known = {key for catalogue in catalogues for key in catalogue.templates("en")}
     missing = {key for key in keys if key not in known and not key.endswith(".")}
     assert not missing

@@ -24,6 +24,8 @@ skills_app = typer.Typer(
     help="What the agent can do: list, show, run, new, install.", no_args_is_help=True, rich_markup_mode=None
 )
 app.add_typer(skills_app, name="skills")
+config_app = typer.Typer(help="Language and LLMs: show, set.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(config_app, name="config")
 
 
 def _version(value: bool) -> None:
@@ -44,7 +46,7 @@ def main(
 
 
 def _register() -> None:
-    from numprobe.cli import ask, collect, compare, demo, inspect, map, merge, nan, rl, skills, synth
+    from numprobe.cli import ask, collect, compare, config, demo, inspect, map, merge, nan, rl, skills, synth
 
     app.command("ask", short_help="One sentence: the skill is chosen, run, and the answer given.")(ask.ask)
     app.command("follow", short_help="A question on a run, answered from what it wrote.")(ask.follow)
@@ -61,6 +63,8 @@ def _register() -> None:
     synth_app.command("nan")(synth.synth_nan)
     synth_app.command("rl")(synth.synth_rl)
     collect_app.command("check", context_settings=collect.CONTEXT)(collect.check)
+    config_app.command("show", short_help="Every setting and where it comes from.")(config.show_settings)
+    config_app.command("set", short_help="Change a setting.")(config.set_settings)
     skills_app.command("list", short_help="The skills there are, and what was skipped.")(skills.list_skills)
     skills_app.command("show", short_help="The SKILL.md of a skill, or its JSON schema.")(skills.show_skill)
     skills_app.command("run", short_help="Run one by name.", context_settings=skills.RUN)(skills.run_skill)

@@ -138,7 +138,7 @@ def _interrupted() -> int:
     from numprobe.report.messages import say
 
     kept = sys.argv[1:2] in (["nan"], ["inspect"], ["compare"], ["rl"]) and "--no-cache" not in sys.argv
-    _tell("interrupted", say(language(_written("--lang", LANGUAGES)), "interrupted.kept" if kept else "interrupted"))
+    _tell("interrupted", say(_language_of_errors(), "interrupted.kept" if kept else "interrupted"))
     return 128 + _received[0] if _received else INTERRUPTED
 
 
@@ -174,18 +174,34 @@ def bad_usage(error: Any) -> int:
 
 
 def language(chosen: str | None) -> str:
-    """``--lang``, else from the locale.
+    """``--lang``, else NUMPROBE_LANG, else the settings, else from the locale.
 
     Raises:
-        NumprobeError: E-USE-006 another language.
+        NumprobeError: E-USE-006 another language, E-SET-004 in NUMPROBE_LANG.
     """
+    from numprobe.agent.config.paths import has_config
     from numprobe.report.language import default_language
 
     if chosen is not None:
         if chosen not in LANGUAGES:
             raise NumprobeError("E-USE-006", "--lang {lang}: unknown language", do="write zh or en", lang=chosen)
         return chosen
+    if os.environ.get("NUMPROBE_LANG") or has_config():
+        from numprobe.agent.config.settings import configured_language
+
+        if configured := configured_language():
+            return configured
     return default_language(os.environ, sys.stderr.encoding or "utf-8")
+
+
+def _language_of_errors() -> str:
+    """The same, where nothing may fail any more."""
+    from numprobe.report.language import default_language
+
+    try:
+        return language(_written("--lang", LANGUAGES))
+    except NumprobeError:
+        return default_language(os.environ, sys.stderr.encoding or "utf-8")
 
 
 def style(stream: Any, *, quiet: bool = False) -> Style:
@@ -197,7 +213,7 @@ def style(stream: Any, *, quiet: bool = False) -> Style:
 def show_error(error: NumprobeError) -> None:
     from numprobe.report.errors import error_object, render_error
 
-    lang = language(_written("--lang", LANGUAGES))
+    lang = _language_of_errors()
     if _written("--progress", ("json",)):
         from numprobe.report.progress import json_line
 
