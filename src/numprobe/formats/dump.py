@@ -208,19 +208,20 @@ class RankDump:
                 file.seek(start)
                 yield i, start, file.read(end - start)
 
-    def raw_together(self, positions: range) -> list[bytes]:
-        """JSON of neighbouring records, by one look at the file.
+    def text_of(self, positions: range) -> tuple[bytes, list[int], list[int]]:
+        """What the file holds from the first to the last of neighbouring records, and where in it each begins and ends.
 
         Raises:
             NumprobeError: E-FMT-010 the file cannot be read any more.
         """
         if not positions:
-            return []
-        starts, ends = self.index.start[positions].tolist(), self.index.end[positions].tolist()
+            return b"", [], []
+        starts, ends = self.index.start[positions], self.index.end[positions]
+        first = int(starts[0])
         with self.kept_open() as file:
-            file.seek(starts[0])
-            block = file.read(ends[-1] - starts[0])
-        return [block[start - starts[0] : end - starts[0]] for start, end in zip(starts, ends, strict=True)]
+            file.seek(first)
+            text = file.read(int(ends[-1]) - first)
+        return text, (starts - first).tolist(), (ends - first).tolist()
 
     def record(self, position: int) -> Record:
         return self.records([position])[0]

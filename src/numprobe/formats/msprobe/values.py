@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -35,7 +36,7 @@ _Figure = float | int | bool | str | None
 _UNSET = msgspec.UNSET
 
 
-class _Leaf(msgspec.Struct, forbid_unknown_fields=True):
+class _Leaf(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     type: str | None = None
     dtype: str | None = None
     shape: tuple[int, ...] | None = None
@@ -57,7 +58,7 @@ class _Leaf(msgspec.Struct, forbid_unknown_fields=True):
 _Item = _Leaf | list[_Leaf | None] | None
 
 
-class _Member(msgspec.Struct, forbid_unknown_fields=True):
+class _Member(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     input_args: list[_Item] | None = None
     input_kwargs: dict[str, _Item] | None = None
     input: list[_Item] | None = None
@@ -68,6 +69,7 @@ class _Member(msgspec.Struct, forbid_unknown_fields=True):
 
 _Gradients = dict[str, list[_Leaf | None]]
 _MEMBERS = msgspec.json.Decoder(list[_Member])
+_NAMED = msgspec.json.Decoder(dict[str, _Member])
 _MEMBER = msgspec.json.Decoder(_Member)
 _GRADIENTS = msgspec.json.Decoder(_Gradients)
 _SECTIONS = ("input_args", "input_kwargs", "input", "output", "parameters")
@@ -144,11 +146,38 @@ def read_values(rank: RankDump) -> ValueTable:
     for begin in range(0, len(names), TOGETHER):
         positions = range(begin, min(begin + TOGETHER, len(names)))
         ops = [parse_name(names[i]) for i in positions]
-        raws = rank.raw_together(positions)
-        for op, raw, body in zip(ops, raws, _decode_together(ops, raws), strict=True):
-            build.record(op, raw, body)
+        text, starts, ends = rank.text_of(positions)
+        found = _decode_whole(ops, text)
+        if found is not None:
+            for op, body in zip(ops, found, strict=True):
+                build.member(op, body)
+        else:
+            raws = [text[start:end] for start, end in zip(starts, ends, strict=True)]
+            for op, raw, other in zip(ops, raws, _decode_together(ops, raws), strict=True):
+                build.record(op, raw, other)
         build.end_block()
     return build.table(names)
+
+
+def _decode_whole(ops: Sequence[OpName], text: bytes) -> list[_Member] | None:
+    """The bodies of neighbouring calls, from the text between the first and the last; None where it holds anything else."""
+    if not _CALLS.issuperset(map(_KIND, ops)):
+        return None
+    members = _named(b'{"":%b}' % text)
+    if members is None or list(members)[1:] != [op.name for op in ops[1:]]:
+        return None
+    return list(members.values())
+
+
+def _named(text: bytes) -> dict[str, _Member] | None:
+    try:
+        return _NAMED.decode(text)  # mostly there is nothing that would have to be quoted
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        pass
+    try:
+        return _NAMED.decode(quoted(text))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def _decode_together(ops: Sequence[OpName], raws: Sequence[bytes]) -> Iterator[_Member | _Gradients | None]:
@@ -172,6 +201,24 @@ def _decoded(raw: bytes, decoder: msgspec.json.Decoder[_Decoded]) -> _Decoded | 
         return None
 
 
+_KIND = attrgetter("kind")
+_CALLS = frozenset(("api", "module", "other"))
+_ONLY_LEAVES, _ONLY_FLOATS = {_Leaf}, {float}
+
+
+def _all(leaves: list[_Leaf], name: str) -> list[Any]:
+    return list(map(attrgetter(name), leaves))
+
+
+def _enter(found: dict[int, Any], rows: list[int], column: list[Any]) -> None:
+    """Add what is given of a column."""
+    absent = column.count(None)
+    if not absent:
+        found.update(zip(rows, column, strict=True))
+    elif absent < len(column):
+        found.update((row, value) for row, value in zip(rows, column, strict=True) if value is not None)
+
+
 class _Builder:
     """Gathers leaves, and turns them into columns a block at a time."""
 
@@ -187,24 +234,55 @@ class _Builder:
         self.slot: list[int] = []
         self.leaves: list[_Leaf] = []
         self._places: dict[tuple[str, object, int], int] = {}
+        self._places_of: dict[str, list[int]] = {section: [] for section in SECTION_ROLES}
+        self._kinds: dict[tuple[str | None, str | None], int] = {}
+        self._shapes: dict[object, int] = {}
+
+    def member(self, op: OpName, body: _Member) -> None:
+        if body.input_args:
+            self._list("input_args", body.input_args)
+        if body.input_kwargs:
+            self._dict("input_kwargs", body.input_kwargs)
+        if body.input:
+            self._list("input", body.input)
+        if body.output:
+            self._list("output", body.output)
+        if body.parameters:
+            self._dict("parameters", body.parameters)
+        if body.grad_of is not None:
+            self.sparse["grad_of"][len(self.ops)] = body.grad_of
+        self._end(op)
 
     def record(self, op: OpName, raw: bytes, body: _Member | _Gradients | None) -> None:
+        if isinstance(body, _Member):
+            self.member(op, body)
+            return
         if body is None:
             self._slowly(op, raw)
-        elif isinstance(body, dict):
+        else:
             for name, item in body.items():
                 self._item("", name, item, PARAMETER_GRAD)
-        else:
-            for section in _SECTIONS:
-                content = getattr(body, section)
-                if content:
-                    role = SECTION_ROLES[section]
-                    for key, item in content.items() if isinstance(content, dict) else enumerate(content):
-                        self._item(section, key, item, role)
-            if body.grad_of is not None:
-                self.sparse["grad_of"][len(self.ops)] = body.grad_of
+        self._end(op)
+
+    def _end(self, op: OpName) -> None:
         self.ops.append(op)
         self.first.append(self.rows + len(self.slot))
+
+    def _list(self, section: str, content: list[_Item]) -> None:
+        role = SECTION_ROLES[section]
+        if set(map(type, content)) != _ONLY_LEAVES:
+            for number, item in enumerate(content):
+                self._item(section, number, item, role)
+            return
+        places = self._places_of[section]
+        for number in range(len(places), len(content)):
+            places.append(self._place(section, number, -1, role))
+        self.slot += places[: len(content)]
+        self.leaves += content  # type: ignore[arg-type]
+
+    def _dict(self, section: str, content: dict[str, _Item]) -> None:
+        for key, item in content.items():
+            self._item(section, key, item, SECTION_ROLES[section])
 
     def _item(self, section: str, key: object, item: _Item, role: str) -> None:
         if isinstance(item, list):
@@ -236,36 +314,51 @@ class _Builder:
 
     def end_block(self) -> None:
         """Turn the leaves gathered so far into columns."""
-        leaves, base = self.leaves, self.rows
-        kind = [self.kinds.number((leaf.type or "", leaf.dtype or "")) for leaf in leaves]
-        shape = [self.shapes.number(leaf.shape) for leaf in leaves]
-        figures, status = np.full((len(leaves), 4), np.nan), np.zeros((len(leaves), 4), np.uint8)
-        for column, written in enumerate(
-            ([x.Max for x in leaves], [x.Min for x in leaves], [x.Mean for x in leaves], [x.Norm for x in leaves])
-        ):
+        leaves, n = self.leaves, len(self.leaves)
+        rows = list(range(self.rows, self.rows + n))
+        pairs = list(zip(_all(leaves, "type"), _all(leaves, "dtype"), strict=True))
+        for pair in dict.fromkeys(pairs):
+            if pair not in self._kinds:
+                self._kinds[pair] = self.kinds.number((pair[0] or "", pair[1] or ""))
+        shapes = _all(leaves, "shape")
+        for shape in dict.fromkeys(shapes):
+            if shape not in self._shapes:
+                self._shapes[shape] = self.shapes.number(shape)
+        figures, status = np.full((n, 4), np.nan), np.zeros((n, 4), np.uint8)
+        for column, name in enumerate(("Max", "Min", "Mean", "Norm")):
+            written = _all(leaves, name)
+            if set(map(type, written)) == _ONLY_FLOATS:
+                figures[:, column], status[:, column] = written, GIVEN
+                continue
             plain = np.array([f.__class__ is float for f in written], bool)
             figures[plain, column] = [f for f in written if f.__class__ is float]
             status[plain, column] = GIVEN
             for row in np.flatnonzero(~plain).tolist():
                 if written[row] is not _UNSET:
                     self._odd_figure(figures, status, row, column, number(written[row]))
-        sparse = self.sparse
-        for row, leaf in enumerate(leaves, base):
-            if leaf.requires_grad is not None:
-                sparse["grad"][row] = leaf.requires_grad
-            if leaf.stat_dtype is not None:
-                sparse["stat_dtypes"][row] = leaf.stat_dtype
-            if leaf.md5 is not None:
-                sparse["digests"][row] = leaf.md5
-            if leaf.data_name is not None:
-                sparse["files"][row] = leaf.data_name
-            if leaf.value is not None:
-                spelled = isinstance(leaf.value, str) and (leaf.type or "").startswith(("float", "int"))
-                sparse["scalars"][row] = number(leaf.value) if spelled else leaf.value  # "-inf" and the like
+        for name, key in (
+            ("grad", "requires_grad"),
+            ("stat_dtypes", "stat_dtype"),
+            ("digests", "md5"),
+            ("files", "data_name"),
+        ):
+            _enter(self.sparse[name], rows, _all(leaves, key))
+        scalars = _all(leaves, "value")
+        if scalars.count(None) < n:
+            for row, leaf in zip(rows, leaves, strict=True):
+                if leaf.value is not None:
+                    spelled = isinstance(leaf.value, str) and (leaf.type or "").startswith(("float", "int"))
+                    self.sparse["scalars"][row] = number(leaf.value) if spelled else leaf.value  # "-inf" and the like
         self.blocks.append(
-            (np.array(self.slot, np.int32), np.array(kind, np.int32), np.array(shape, np.int32), figures, status)
+            (
+                np.array(self.slot, np.int32),
+                np.fromiter(map(self._kinds.__getitem__, pairs), np.int32, n),
+                np.fromiter(map(self._shapes.__getitem__, shapes), np.int32, n),
+                figures,
+                status,
+            )
         )
-        self.rows += len(leaves)
+        self.rows += n
         self.slot, self.leaves = [], []
 
     def _odd_figure(
