@@ -10,6 +10,7 @@ import pytest
 
 import numprobe
 from numprobe.agent.config.show import CATALOGUE as CONFIG
+from numprobe.agent.messages import CATALOGUE as AGENT
 from numprobe.agent.skills.registry import CATALOGUE as SKILLS
 from numprobe.compare.messages import CATALOGUE as COMPARE
 from numprobe.diagnose.nan_overflow.messages import CATALOGUE
@@ -31,8 +32,8 @@ FROM_THE_ANALYSIS = re.compile(
 
 @pytest.mark.parametrize(
     "catalogue",
-    [GENERIC, CATALOGUE, COMPARE, RL, CHECK, SKILLS, CONFIG],
-    ids=["generic", "nan", "compare", "rl", "check", "skills", "config"],
+    [GENERIC, CATALOGUE, COMPARE, RL, CHECK, SKILLS, CONFIG, AGENT],
+    ids=["generic", "nan", "compare", "rl", "check", "skills", "config", "agent"],
 )
 def test_both_languages_have_the_same_keys_and_fields(catalogue):
     en, zh = catalogue.templates("en"), catalogue.templates("zh")
@@ -93,7 +94,7 @@ def test_every_literal_key_in_the_code_exists():
         code,
     )
     assert len(keys) > 80
-    catalogues = (CATALOGUE, OVERVIEW, COMPARE, RL, CHECK, SKILLS, CONFIG)
+    catalogues = (CATALOGUE, OVERVIEW, COMPARE, RL, CHECK, SKILLS, CONFIG, AGENT)
     known = {key for catalogue in catalogues for key in catalogue.templates("en")}
     missing = {key for key in keys if key not in known and not key.endswith(".")}
     assert not missing

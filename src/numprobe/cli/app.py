@@ -46,7 +46,7 @@ def main(
 
 
 def _register() -> None:
-    from numprobe.cli import ask, collect, compare, config, demo, inspect, map, merge, nan, rl, skills, synth
+    from numprobe.cli import ask, collect, compare, config, demo, inspect, map, mcp, merge, nan, rl, skills, synth
 
     app.command("ask", short_help="One sentence: the skill is chosen, run, and the answer given.")(ask.ask)
     app.command("follow", short_help="A question on a run, answered from what it wrote.")(ask.follow)
@@ -58,6 +58,7 @@ def _register() -> None:
     app.command("merge_result", cls=merge.MergeResultCommand, hidden=True)(merge.merge)
     app.command("rl", short_help="Where training and rollout of the same tokens part.")(rl.rl)
     app.command("map")(map.map_modules)
+    app.command("mcp", short_help="The skills and answers as an MCP server.")(mcp.mcp)
     app.command("inspect")(inspect.inspect)
     app.command("demo", short_help="A skill at work on a dump made for it: nan, or rl.")(demo.demo)
     synth_app.command("nan")(synth.synth_nan)

@@ -1,0 +1,178 @@
+"""What a program may do: look at a path, run a skill, ask a run. The same for a model in the chat and for an MCP client.
+
+Inputs are only read, below the roots that were allowed; runs are written below one folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from numprobe.agent.answer import Answer
+from numprobe.agent.ask import Audience, run_skill, skill_of
+from numprobe.agent.follow.question import Question, read_question
+from numprobe.agent.follow.reply import conclusion, reply
+from numprobe.agent.probe import Probe, probe
+from numprobe.agent.runs import FinishedRun, load_run
+from numprobe.agent.sql import query
+from numprobe.record.errors import NumprobeError
+from numprobe.report.run_folder import default_folder
+
+LONGEST_ANSWER = 20_000  # characters; what is longer is a resource
+
+
+@dataclass
+class Toolbox:
+    """``roots``: folders below which dumps may be read, None for all; ``folder``: where runs are written."""
+
+    audience: Audience
+    folder: Path
+    lang: str = "en"
+    roots: list[Path] | None = None
+    runs: dict[str, Path] = field(default_factory=dict)  # by id, the name of the folder
+
+    def probe_path(self, path: str) -> dict[str, Any]:
+        """What lies at a path: kind, framework, task, level, ranks, and which skills apply.
+
+        Raises:
+            NumprobeError: E-AGT-002 nothing there, E-AGT-006 outside of the roots.
+        """
+        found = probe(self._allowed(path))
+        if found.kind == "missing":
+            raise NumprobeError("E-AGT-002", "no such file or folder", where=path, do="check the path")
+        return _told(found)
+
+    def run(self, skill: str, inputs: Mapping[str, str], options: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Run a skill. The result is that of ``--json``, with ``run_id`` and the conclusion in words as ``answer``.
+
+        Raises:
+            NumprobeError: E-AGT-006, or what the skill raises.
+        """
+        paths = {name: self._allowed(path) for name, path in inputs.items()}
+        chosen = skill_of(skill)
+        done = run_skill(chosen, paths, dict(options or {}), self.audience, self.lang, self._new_folder(skill))
+        run_id = done.folder.name
+        self.runs[run_id] = done.folder
+        answer = conclusion(load_run(done.folder), self.lang)
+        return {"run_id": run_id, **done.result, **_words(answer)}
+
+    def map_modules(self, a: str, b: str) -> dict[str, Any]:
+        """Pair the modules of two dumps, by layer and role.
+
+        Raises:
+            NumprobeError: E-AGT-006, or what the reader raises.
+        """
+        from numprobe.diagnose.rl_consistency.mapping import mapping_of
+
+        found = mapping_of(self._allowed(a), self._allowed(b), None, None)
+        return {
+            "mapping": {pair.place: {"a": pair.train, "b": pair.rollout} for pair in found.mapping},
+            "unmatched": {"a": found.unmatched_train, "b": found.unmatched_rollout},
+        }
+
+    def ask_run(self, run_id: str, question: str) -> dict[str, Any]:
+        """Answer a question in words from what a run wrote.
+
+        Raises:
+            NumprobeError: as :meth:`run_of`.
+        """
+        return _words(reply(self.run_of(run_id), read_question(question, self.lang)))
+
+    def get_record(self, run_id: str, name: str) -> dict[str, Any]:
+        """The figures of the records that a name means, with their files and indices.
+
+        Raises:
+            NumprobeError: as :meth:`run_of`.
+        """
+        return _words(reply(self.run_of(run_id), self._about(name, "")))
+
+    def explain(self, run_id: str, name: str = "") -> dict[str, Any]:
+        """Why a record is the cause or is not; without a name, the evidence of the conclusion and its confidence.
+
+        Raises:
+            NumprobeError: as :meth:`run_of`.
+        """
+        return _words(reply(self.run_of(run_id), self._about(name, "why_not")))
+
+    def list_excluded(self, run_id: str) -> dict[str, Any]:
+        """What looked like the cause and was ruled out, with the rule.
+
+        Raises:
+            NumprobeError: as :meth:`run_of`.
+        """
+        return _words(reply(self.run_of(run_id), self._about("", "excluded")))
+
+    def query_run(self, run_id: str, sql: str) -> dict[str, Any]:
+        """One SELECT over the tables of a run.
+
+        Raises:
+            NumprobeError: as :func:`~numprobe.agent.sql.query` and :meth:`run_of`.
+        """
+        return asdict(query(self.run_of(run_id), sql))
+
+    def run_of(self, run_id: str) -> FinishedRun:
+        """The run of an id, of this session or of the folder of runs.
+
+        Raises:
+            NumprobeError: as :func:`~numprobe.agent.runs.load_run`; E-AGT-003 where the id is a path out of the folder.
+        """
+        if run_id in self.runs:
+            return load_run(self.runs[run_id])
+        if Path(run_id).name != run_id:
+            raise NumprobeError(
+                "E-AGT-003", "{run_id} is no id of a run", do="name one that a run gave", run_id=run_id, where=run_id
+            )
+        return load_run(self.folder / run_id)
+
+    def _about(self, name: str, kind: str) -> Question:
+        asked = read_question(name, self.lang)
+        return replace(
+            asked, kind=kind, kinds=(kind,) if kind else (), names=(name,) if name and not asked.parts else asked.names
+        )
+
+    def _allowed(self, path: str) -> str:
+        """The path, if it lies below a root.
+
+        Raises:
+            NumprobeError: E-AGT-006.
+        """
+        if self.roots is None:
+            return path
+        place = Path(path).expanduser().resolve()
+        if any(place == root or place.is_relative_to(root) for root in map(Path.resolve, self.roots)):
+            return path
+        raise NumprobeError(
+            "E-AGT-006",
+            "this path may not be read here",
+            where=path,
+            do="name it in the question, or allow its folder: numprobe mcp --root DIR",
+        )
+
+    def _new_folder(self, skill: str) -> Path:
+        name = default_folder({"nan_overflow": "nan", "rl_consistency": "rl"}.get(skill, skill)).name
+        folder, n = self.folder / name, 2
+        while folder.exists():
+            folder, n = self.folder / f"{name}-{n}", n + 1
+        return folder
+
+
+def _words(answer: Answer) -> dict[str, Any]:
+    text = answer.to_markdown()
+    cites = [{"mark": c.mark, "where": c.where, "figures": c.figures} for c in answer.cites]
+    return {"answer": text, "known": answer.known, "citations": cites}
+
+
+def _told(found: Probe) -> dict[str, Any]:
+    if found.kind == "dumps":
+        return {"path": found.path, "kind": "dumps", "inside": [_told(one) for one in found.inside]}
+    skills = []
+    if found.kind == "dump":
+        skills += ["nan_overflow"] if found.task != "structure" else []
+        skills += ["compare"] if found.modules or found.apis else []
+        skills += ["rl_consistency"] if found.modules else []
+    told = asdict(replace(found, problem=None, inside=()))
+    for name in ("inside", "problem"):
+        told.pop(name)
+    return {**told, "skills": skills, "side": found.side, "problem": str(found.problem) if found.problem else ""}
