@@ -25,6 +25,7 @@ class NanOverflowOptions(Options, frozen=True, forbid_unknown_fields=True):
 
 class RlConsistencyOptions(Options, frozen=True, forbid_unknown_fields=True):
     mapping: Annotated[str, Meta(description="Which modules belong together: a file that numprobe map -o wrote.")] = ""
+    as_given: Annotated[bool, Meta(description="TRAIN is the training side, whatever its module names say.")] = False
 
 
 class CompareOptions(Options, frozen=True, forbid_unknown_fields=True):
@@ -80,7 +81,8 @@ def _rl_consistency() -> Pipeline:
     from numprobe.diagnose.rl_consistency.skill import STAGES, RlOptions
 
     def chosen(asked: RlConsistencyOptions) -> RlOptions:
-        return RlOptions(_ranges(asked.step, "--step"), _ranges(asked.rank, "--rank"), mapping=asked.mapping)
+        steps, ranks = _ranges(asked.step, "--step"), _ranges(asked.rank, "--rank")
+        return RlOptions(steps, ranks, mapping=asked.mapping, as_given=asked.as_given)
 
     def run(
         inputs: Mapping[str, str], asked: RlConsistencyOptions, out: Path | None, lang: str, listener: Listener

@@ -156,7 +156,7 @@ def _candidates(wanted: str | None = None) -> Iterator[Found]:
             yield _from_package(point)
     own, local = skills_folder(), Path("skills")
     yield from _from_folder(own, "user")
-    if not (own.is_dir() and local.is_dir() and own.samefile(local)):
+    if own.resolve() != local.resolve():
         yield from _from_folder(local, "local")
 
 

@@ -96,6 +96,9 @@ class RlConsistency(msgspec.Struct):
     next: Annotated[
         dict[str, str], Meta(description="By side, the file in the run's folder that records what decides.")
     ]
+    frameworks: dict[str, str]
+    exchanged: Annotated[bool, Meta(description="The first dump that was given is the rollout side.")]
+    note: Annotated[str, Meta(description="trainers or engines where both dumps are of one side.")]
 
 
 class CompareFinding(msgspec.Struct):
