@@ -6,18 +6,17 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from numprobe.align.mapping import NO_MAPPING
 from numprobe.align.unknown import Unknown
 from numprobe.compare.messages import CATALOGUE
-from numprobe.compare.msprobe.output import Compat, compat_for, write_first_diff, written
 from numprobe.compare.page.html import render_html
 from numprobe.compare.page.markdown import render_markdown
 from numprobe.compare.page.rows import page_rows
 from numprobe.compare.page.screen import render_json_line, render_terminal
 from numprobe.compare.processing import NO_PROCESSING
 from numprobe.compare.run import STAGES, CompareOptions, Comparison, compare
-from numprobe.compare.spreadsheet import write_table
 from numprobe.compare.table import read_parquet, write_parquet, write_whole
 from numprobe.execution.memory import polars_keeps_nothing, without_collector
 from numprobe.execution.stages import Listener, ignore
@@ -30,6 +29,9 @@ from numprobe.report.progress import json_line, progress_display
 from numprobe.report.run_folder import RunFolder, open_run, writing
 from numprobe.report.running import Told, marked, print_conclusion, refuse_inside
 from numprobe.report.terminal import Style
+
+if TYPE_CHECKING:
+    from numprobe.compare.msprobe.output import Compat
 
 TABLE = "compare.parquet"
 WRONG = ("error", "warning", "unmatched_target", "unmatched_golden")
@@ -82,6 +84,8 @@ def run_to_folder(
             options = replace(options, compat=_compat(run.path, Path(target), dumps[0], options, output))
         comparison = compare(target, golden, options, parts=parts, listener=told)
         if options.compat is not None:
+            from numprobe.compare.msprobe.output import write_first_diff, written
+
             if output.first_diff:
                 write_first_diff(comparison.result, options.compat, *dumps[:2])
             run.artifacts += written(options.compat)
@@ -91,6 +95,8 @@ def run_to_folder(
 
 
 def _compat(folder: Path, target: Path, dump: Dump, options: CompareOptions, output: Output) -> Compat:
+    from numprobe.compare.msprobe.output import compat_for
+
     steps = choose_steps(dump.steps, options.steps, options.ranks)
     mapped = options.mapping.layers is not None
     return compat_for(folder, target, len(steps), xlsx=output.xlsx, first_diff=output.first_diff, data_mapping=mapped)
@@ -126,6 +132,8 @@ def _write(run: RunFolder, comparison: Comparison, output: Output, lang: str) ->
 def _write_tables(run: RunFolder, parts: Sequence[Path], output: Output) -> None:
     """The parts as one table, and copies of it for spreadsheets."""
     import polars as pl
+
+    from numprobe.compare.spreadsheet import write_table
 
     with writing(run.path):
         if len(parts) == 1:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -24,7 +25,6 @@ from numprobe.compare.findings import finding_of, number
 from numprobe.compare.judge import Judgement, judge
 from numprobe.compare.ledger import FAIL, INCOMPARABLE, UNMATCHED, WARN, Finding
 from numprobe.compare.measure import DIGEST, FLOAT, NOTHING, REASON, Measures, leave_out, measure
-from numprobe.compare.msprobe.output import Compat
 from numprobe.compare.problems import of_amount, of_dump, of_levels, of_mode, of_tensors, unreadable
 from numprobe.compare.processing import NO_PROCESSING, Processing
 from numprobe.compare.sharded import merge_notes, parts_of_each_other
@@ -34,6 +34,9 @@ from numprobe.formats.layout import RankFolder
 from numprobe.record.errors import NumprobeError
 from numprobe.record.names import BACKWARD, OpName
 from numprobe.record.trace import OUTPUT
+
+if TYPE_CHECKING:
+    from numprobe.compare.msprobe.output import Compat
 
 MOST_FINDINGS = 100  # of a pair of ranks; the table has all
 WORST = {verdict: rank for rank, verdict in enumerate(("pass", INCOMPARABLE, UNMATCHED, WARN, FAIL))}

@@ -9,12 +9,12 @@ from functools import partial
 from itertools import product
 from math import inf
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from numprobe.align.mapping import NO_MAPPING
 from numprobe.align.mapping import Mapping as Names
 from numprobe.align.unknown import Unknown
 from numprobe.compare import result as data
-from numprobe.compare.msprobe.output import Compat, write_rank
 from numprobe.compare.parts import done_before, inputs_of, members, state, store
 from numprobe.compare.problems import absent_ranks, lonely_ranks, premise_of, steps_apart, unreadable
 from numprobe.compare.processing import NO_PROCESSING, Processing
@@ -30,6 +30,9 @@ from numprobe.formats.layout import RankFolder, StepFolder, choose_steps
 from numprobe.record.errors import NumprobeError
 from numprobe.report.run_folder import writing
 from numprobe.report.terminal import encodable
+
+if TYPE_CHECKING:
+    from numprobe.compare.msprobe.output import Compat
 
 STAGES = ("open", "compare", "conclude")
 
@@ -146,6 +149,8 @@ def _work(item: tuple[RankTask, Path | None]) -> RankOutcome | NumprobeError:
     except NumprobeError as error:
         return error
     if task.compat is not None:
+        from numprobe.compare.msprobe.output import write_rank
+
         write_rank(compared, task.compat)
     outcome.problems += _growing(task, before, outcome.problems)
     if part is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -33,6 +32,8 @@ def measure_tensors(measures: Measures, leaves: LeafPairs, target: Calls, golden
         if t in files_t and g in files_g and REASONS[measures.reason[row]] in LOOKED_AT
     ]
     folders = [calls.tensors for calls in (target, golden)]
+    from concurrent.futures import ThreadPoolExecutor
+
     with ThreadPoolExecutor(threads) as pool:
         for begin in range(0, len(rows), AHEAD):  # bounded, so that an interrupt is not waited for
             part = rows[begin : begin + AHEAD]

@@ -7,21 +7,20 @@ Closing the iterator, or Ctrl-C in it, cancels what has not begun.
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from multiprocessing.process import BaseProcess
 from types import ModuleType
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from numprobe.execution.memory import keep_freed_memory
 from numprobe.record.errors import NumprobeError
+
+if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -43,6 +42,10 @@ def process_pool(jobs: int) -> Executor:
     """``jobs`` worker processes. ``task`` is a function of a module other than the main script; items and results picklable."""
 
     def run(task: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[tuple[int, Result]]:
+        import multiprocessing
+        from concurrent.futures import ProcessPoolExecutor, as_completed
+        from concurrent.futures.process import BrokenProcessPool
+
         # A forked child hangs once polars has run in the parent: workers come from a server that imported the task only.
         method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
         context = multiprocessing.get_context(method)
@@ -132,7 +135,9 @@ def _begin_worker() -> None:
 
 def _end_with_parent() -> None:
     """A worker whose parent was killed would wait for work for ever."""
-    parent = multiprocessing.parent_process()
+    from multiprocessing import parent_process
+
+    parent = parent_process()
     if parent is not None:
         parent.join()
         os._exit(1)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeAlias, TypeVar
 
@@ -76,6 +75,8 @@ def fold_blocks(
         workers = min(threads or default_threads(), len(starts))
         if workers < 2:
             return _fold(combine, map(compute, starts))
+        from concurrent.futures import ThreadPoolExecutor  # loads logging and more, which most runs need not
+
         return _fold(combine, stack.enter_context(ThreadPoolExecutor(workers)).map(compute, starts))
 
 
