@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from zlib import crc32
 
+import numpy as np
 import pytest
 
 from numprobe.compare import many
+from numprobe.compare.ledger import _numbers_of
 from numprobe.compare.rank import Compared, RankTask, compare_ranks
 from numprobe.formats.dump import open_dump
 
@@ -173,3 +175,13 @@ def test_most_of_two_runs_that_agree_is_judged_at_once(
         found.append(judged(pair, monkeypatch, 256))
     at_once, every = (sum(column) for column in zip(*found, strict=True))
     assert at_once > every / 2
+
+
+def test_the_same_figures_have_the_same_number() -> None:
+    draw = np.random.default_rng(0)
+    columns = [draw.choice([0.0, -0.0, 1.5, -2.0, np.nan, np.inf], 3000) for _ in range(4)]
+    numbers = _numbers_of(columns)
+    known: dict[str, int] = {}
+    for row, number in zip(zip(*(c.tolist() for c in columns), strict=True), numbers.tolist(), strict=True):
+        assert known.setdefault(repr([x + 0.0 for x in row]), number) == number
+    assert len(set(known.values())) == len(known)

@@ -47,7 +47,8 @@ class Calls:
     @cached_property
     def position(self) -> dict[str, int]:
         """Record by name; the first one where a name repeats."""
-        return {name: i for i, name in reversed(list(enumerate(self.values.names)))}
+        names = self.values.names
+        return dict(zip(reversed(names), range(len(names) - 1, -1, -1), strict=True))
 
     @cached_property
     def children(self) -> list[list[int]]:
@@ -117,8 +118,8 @@ def read_calls(dump: RankDump) -> Calls:
         NumprobeError: as :func:`~numprobe.formats.msprobe.values.read_values`.
     """
     values = dump.values
-    position = {name: i for i, name in reversed(list(enumerate(values.names)))}
-    parents = dump.tree.parents
+    calls = Calls(dump, values, [], [], [])
+    position, parents = calls.position, dump.tree.parents
     parent: list[int] = []
     around: list[str] = []
     for name, op in zip(values.names, values.ops, strict=True):
@@ -129,11 +130,14 @@ def read_calls(dump: RankDump) -> Calls:
         parent.append(found)
         around.append(above if above is not None and found < 0 and "." not in above else "")
     _no_rings(parent)
-    return Calls(dump, values, parent, around, _phases(dump, values.ops, parent))
+    calls.parent, calls.around, calls.phase = parent, around, _phases(dump, values.ops, parent)
+    return calls
 
 
 def _no_rings(parent: list[int]) -> None:
     """A damaged construct.json may name a record as its own ancestor: such a link is cut."""
+    if all(p > i or p < 0 for i, p in enumerate(parent)):  # modules end after what is inside them
+        return
     done = [False] * len(parent)
     for i in range(len(parent)):
         seen = set()

@@ -284,11 +284,28 @@ def _signatures(values: ValueTable, rows: NDArray[np.int64]) -> NDArray[np.int64
 
 def _numbers_of(columns: list[NDArray[np.float64]]) -> NDArray[np.int64]:
     """A number for each set of figures; NaN is equal to itself."""
-    order = np.lexsort(columns)
-    changes = np.zeros(len(order), bool)
+    key = np.zeros(len(columns[0]), np.uint64)
     for column in columns:
-        before, after = column[order[:-1]], column[order[1:]]
-        changes[1:] |= (before != after) & ~(np.isnan(before) & np.isnan(after))
+        bits = np.where(np.isnan(column), np.nan, column + 0.0).view(np.uint64)  # one NaN, one zero
+        key = (key ^ (key >> np.uint64(29)) ^ bits) * np.uint64(0x9E3779B97F4A7C15)
+    order = np.argsort(key)
+    if not _together(columns, key, order):
+        order = np.lexsort(columns)
+    changes = _changes(columns, order)
     found = np.empty(len(order), np.int64)
     found[order] = np.cumsum(changes)
     return found
+
+
+def _together(columns: list[NDArray[np.float64]], key: NDArray[np.uint64], order: NDArray[np.int64]) -> bool:
+    """Do all that have the same key have the same figures, too?"""
+    return not (_changes(columns, order)[1:] & (key[order[1:]] == key[order[:-1]])).any()
+
+
+def _changes(columns: list[NDArray[np.float64]], order: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """In this order: has a row other figures than the one before?"""
+    changes = np.zeros(len(order), bool)
+    for column in columns:
+        row = column[order]
+        changes[1:] |= (row[1:] != row[:-1]) & ~(np.isnan(row[1:]) & np.isnan(row[:-1]))
+    return changes

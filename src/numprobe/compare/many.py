@@ -140,7 +140,7 @@ class Many:
         hard_row = self.odd.copy()
         hard_row |= self.is_input & ~self.parameter & (self.made < 0) & (made_golden >= 0)
         hard_row |= self.traced & (m.numel < SMALL)
-        hard_row |= _out_of_order(self.pair, self.is_input, is_parameter, self.output)
+        hard_row |= _out_of_order(self.pair, self.is_input)
         self._parameters(both)
         hard_row |= self.parameter & (self.parameter_rho > ERROR)
         self._aliases()
@@ -443,7 +443,7 @@ def _made_before(signature: Rows, pair: Rows, noted: Flags) -> Rows:
     return np.where((at >= 0) & (signature >= 0) & (signature[found] == signature), found, -1)
 
 
-def _out_of_order(pair: Rows, is_input: Flags, is_parameter: Flags, is_output: Flags) -> Flags:
+def _out_of_order(pair: Rows, is_input: Flags) -> Flags:
     """Inputs behind an output or a parameter of their call: they are looked at first."""
     if not len(pair):
         return np.zeros(0, bool)

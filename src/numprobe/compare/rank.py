@@ -273,14 +273,15 @@ def _heat(compared: Compared) -> list[data.Cell]:
     cells: dict[tuple[str, int | None, str], int] = {}
     cell_of_pair = np.fromiter(_cells(compared, cells), np.int64, len(compared.records))
     cell = cell_of_pair[compared.leaves.pair] if len(compared.leaves) else np.zeros(0, np.int64)
-    rank = np.fromiter(map(WORST.__getitem__, j.verdict), np.int64, len(cell))
-    rows = np.flatnonzero(cell >= 0)
-    by_cell = rows[np.lexsort((rows, -rank[rows], cell[rows]))]
-    worst = {int(cell[row]): int(row) for row in by_cell[np.unique(cell[by_cell], return_index=True)[1]].tolist()}
+    n = len(cell)
+    rank = np.fromiter(map(WORST.__getitem__, j.verdict), np.int64, n)
+    worst = np.full(len(cells), -1)
+    inside = cell >= 0
+    np.maximum.at(worst, cell[inside], (rank * n + np.arange(n)[::-1])[inside])
     return [
         data.Cell(part, layer, phase, j.verdict[row], j.status[row], number(j.rho[row]))
-        for (part, layer, phase), at in cells.items()
-        if (row := worst.get(at, -1)) >= 0
+        for (part, layer, phase), key in zip(cells, worst.tolist(), strict=True)
+        if key >= 0 and (row := n - 1 - key % n) >= 0
     ]
 
 
