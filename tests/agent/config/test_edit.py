@@ -171,6 +171,17 @@ def test_where_nothing_can_be_written(tmp_path: Path):
     refused(ran, "E-SET-0")
 
 
+def test_what_is_no_ordinary_file_is_not_replaced(tmp_path: Path):
+    """As /dev/null, which root could put a file in place of."""
+    assert numprobe(tmp_path, "config", "show", NUMPROBE_CONFIG=os.devnull).code == 0
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(NumprobeError) as error:
+        files.write(pipe, "version = 1")
+    assert error.value.code == "E-SET-008"
+    assert pipe.is_fifo()
+
+
 def test_a_full_disk_leaves_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     file = write(tmp_path, MINE)
 

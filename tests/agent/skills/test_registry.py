@@ -79,6 +79,15 @@ def test_the_wrong_line_is_named(tmp_path: Path):
     assert listed(tmp_path)[1]["bad"]["what"] == "line 4 of SKILL.md cannot be understood"
 
 
+def test_text_of_a_skill_cannot_drive_the_terminal(tmp_path: Path):
+    text = "---\nname: loud\ndescription: quiet\n---\nred \x1b[31m, title \x1b]0;x\x07, \u202eturned, \ttab\n"
+    write(tmp_path / "skills" / "loud", text)
+    write(tmp_path / "skills" / "escaped", '---\nname: escaped\ndescription: "a \\e[31m b"\n---\n')
+    for words in (("show", "loud"), ("show", "escaped"), ("list",), ("list", "--json")):
+        out = numprobe(tmp_path, "skills", *words).out
+        assert not {c for c in out if ord(c) < 32 or ord(c) in (0x7F, 0x202E)} - {"\n"}, words
+
+
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
 def test_what_editors_write_is_read(newline: str, tmp_path: Path):
     """A byte order mark, Windows line ends, folded text, numbers and dates that stay text, fields of other products."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
@@ -109,6 +110,8 @@ def write(file: Path, text: str, *, backup_of: int | None = None) -> Path | None
     """
     with _writing(file):
         place = file.resolve()
+        if place.exists() and not place.is_file():  # /dev/null stays what it is
+            raise OSError(errno.EINVAL, "no ordinary file")
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         backup = None
         if backup_of is not None:
