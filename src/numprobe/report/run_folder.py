@@ -61,7 +61,8 @@ class RunFolder:
 
     def write_json(self, name: str, value: object) -> None:
         """Strict JSON in UTF-8: NaN and infinities are the strings ``nan``, ``inf``, ``-inf``."""
-        self.write_text(name, json.dumps(plain(value), ensure_ascii=False, indent=1) + "\n")
+        text = json.dumps(plain(value), ensure_ascii=False)
+        self.write_text(name, msgspec.json.format(text, indent=1) + "\n")  # json.dumps takes ten times as long to indent
 
     def write_csv(self, name: str, head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         """A table whose cells are data to a spreadsheet too: text that would be a formula there has a ``'`` in front."""
