@@ -5,7 +5,9 @@ Inputs are only read, below the roots that were allowed; runs are written below 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,10 @@ from numprobe.agent.follow.question import Question, read_question
 from numprobe.agent.follow.reply import conclusion, reply
 from numprobe.agent.probe import Probe, probe
 from numprobe.agent.runs import FinishedRun, load_run
+from numprobe.agent.skills.skill import Pipeline
 from numprobe.agent.sql import query
+from numprobe.execution.progress import Progress
+from numprobe.execution.stages import Listener
 from numprobe.record.errors import NumprobeError
 from numprobe.report.run_folder import default_folder
 
@@ -25,13 +30,15 @@ LONGEST_ANSWER = 20_000  # characters; what is longer is a resource
 
 @dataclass
 class Toolbox:
-    """``roots``: folders below which dumps may be read, None for all; ``folder``: where runs are written."""
+    """``roots``: folders below which dumps may be read, None for all; ``folder``: where runs are written; ``cancelled``: set by
+    another thread, it ends a run as Ctrl-C does."""
 
     audience: Audience
     folder: Path
     lang: str = "en"
     roots: list[Path] | None = None
     runs: dict[str, Path] = field(default_factory=dict)  # by id, the name of the folder
+    cancelled: threading.Event = field(default_factory=threading.Event)
 
     def probe_path(self, path: str) -> dict[str, Any]:
         """What lies at a path: kind, framework, task, level, ranks, and which skills apply.
@@ -52,7 +59,8 @@ class Toolbox:
         """
         paths = {name: self._allowed(path) for name, path in inputs.items()}
         chosen = skill_of(skill)
-        done = run_skill(chosen, paths, dict(options or {}), self.audience, self.lang, self._new_folder(skill))
+        audience = _Cancellable(self.audience, self.cancelled)
+        done = run_skill(chosen, paths, dict(options or {}), audience, self.lang, self._new_folder(skill))
         run_id = done.folder.name
         self.runs[run_id] = done.folder
         answer = conclusion(load_run(done.folder), self.lang)
@@ -156,6 +164,28 @@ class Toolbox:
         while folder.exists():
             folder, n = self.folder / f"{name}-{n}", n + 1
         return folder
+
+
+@dataclass(frozen=True)
+class _Cancellable:
+    """An audience during whose stages a run can be ended from another thread."""
+
+    audience: Audience
+    cancelled: threading.Event
+
+    def chosen(self, line: str) -> None:
+        self.audience.chosen(line)
+
+    @contextmanager
+    def stages(self, pipeline: Pipeline, lang: str) -> Iterator[Listener]:
+        with self.audience.stages(pipeline, lang) as shown:
+
+            def listen(event: Progress) -> None:
+                if self.cancelled.is_set() and event.state != "interrupted":
+                    raise KeyboardInterrupt
+                shown(event)
+
+            yield listen
 
 
 def _words(answer: Answer) -> dict[str, Any]:

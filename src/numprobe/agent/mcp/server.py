@@ -42,11 +42,10 @@ Steps = Annotated[str, Field(description="Steps to read, as in 0,3; empty for al
 
 @dataclass
 class _Client:
-    """The audience of one call: stages become progress notifications; a cancelled call ends its run as Ctrl-C does."""
+    """The audience of one call: stages become progress notifications."""
 
     send: Callable[[float, float, str], Awaitable[None]]
     loop: asyncio.AbstractEventLoop
-    cancelled: threading.Event
 
     def chosen(self, line: str) -> None:
         """A program knows what it asked for."""
@@ -57,8 +56,6 @@ class _Client:
 
         def listen(event: Progress) -> None:
             nonlocal last
-            if self.cancelled.is_set():
-                raise KeyboardInterrupt
             part = 1.0 if event.state == "done" else event.done / event.total if event.total else 0.0
             done = event.stage - 1 + part
             if done - last < 0.02 and event.state == "running":
@@ -77,9 +74,11 @@ def build(toolbox: Toolbox) -> MCPServer:
 
     async def called(ctx: Context[Any, Any], work: Callable[[Toolbox], dict[str, Any]]) -> dict[str, Any]:
         cancelled = threading.Event()
-        client = _Client(ctx.report_progress, asyncio.get_running_loop(), cancelled)
+        client = _Client(ctx.report_progress, asyncio.get_running_loop())
         async with one_at_a_time:
-            job = asyncio.ensure_future(asyncio.to_thread(_guarded, work, replace(toolbox, audience=client)))
+            job = asyncio.ensure_future(
+                asyncio.to_thread(_guarded, work, replace(toolbox, audience=client, cancelled=cancelled))
+            )
             try:
                 return _short(await asyncio.shield(job))
             except asyncio.CancelledError:
