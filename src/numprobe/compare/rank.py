@@ -29,6 +29,7 @@ from numprobe.compare.problems import of_amount, of_dump, of_levels, of_mode, of
 from numprobe.compare.processing import NO_PROCESSING, Processing
 from numprobe.compare.sharded import merge_notes, parts_of_each_other
 from numprobe.compare.tensors import measure_tensors
+from numprobe.execution.beside import beside, can_fork
 from numprobe.formats.dump import RankDump
 from numprobe.formats.layout import RankFolder
 from numprobe.record.errors import NumprobeError
@@ -38,6 +39,7 @@ from numprobe.record.trace import OUTPUT
 if TYPE_CHECKING:
     from numprobe.compare.msprobe.output import Compat
 
+BESIDE = 4_000_000  # bytes of a side from which on a second process earns back its start
 MOST_FINDINGS = 100  # of a pair of ranks; the table has all
 WORST = {verdict: rank for rank, verdict in enumerate(("pass", INCOMPARABLE, UNMATCHED, WARN, FAIL))}
 
@@ -46,7 +48,8 @@ WORST = {verdict: rank for rank, verdict in enumerate(("pass", INCOMPARABLE, UNM
 class RankTask:
     """What a worker needs. The roots are the folders of the dumps, for paths relative to them.
 
-    ``by`` is what was asked for; ``ignore_digests`` compares by figures where both are there.
+    ``by`` is what was asked for; ``ignore_digests`` compares by figures where both are there. ``beside``: the two sides may be
+    read at the same time.
     """
 
     step: int | None
@@ -61,6 +64,7 @@ class RankTask:
     ignore_digests: bool = False
     tensors: bool = True
     threads: int = 1
+    beside: bool = False
     compat: Compat | None = None
     processing: Processing = NO_PROCESSING
     target_root: Path | None = None
@@ -125,8 +129,13 @@ def compare_ranks(task: RankTask) -> Compared:
 def _sides(task: RankTask) -> tuple[Calls, Calls]:
     if task.unit is not None:
         return read_unit(task.unit, task.cache_to, partial(_paired, task), tensors=task.tensors)
-    target, golden = (read_calls(RankDump(folder, task.cache_to)) for folder in (task.target, task.golden))
-    return target, golden
+    target, golden = (RankDump(folder, task.cache_to) for folder in (task.target, task.golden))
+    if task.beside and min(task.target.size, task.golden.size) >= BESIDE and can_fork():
+        with beside(golden.look) as other:
+            one = read_calls(target)
+            golden.seen(other())
+            return one, read_calls(golden)
+    return read_calls(target), read_calls(golden)
 
 
 def _paired(task: RankTask, target: Calls, golden: Calls) -> RecordPairs:

@@ -244,7 +244,8 @@ def _tasks(
         )
     threads = max(1, 2 // len(tasks))
     _refuse_unused(tasks, further)
-    return [replace(task, threads=threads) for task in tasks], alone, problems
+    together = len(tasks) == 1 and options.jobs != 1
+    return [replace(task, threads=threads, beside=together) for task in tasks], alone, problems
 
 
 def _refuse_missing(steps: Sequence[tuple[StepFolder, StepFolder]]) -> None:

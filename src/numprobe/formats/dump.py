@@ -6,7 +6,7 @@ import io
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -160,6 +160,20 @@ class RankDump:
             NumprobeError: E-FMT-010 the file cannot be read any more.
         """
         return read_values(self)
+
+    def look(self) -> tuple[RankIndex, ValueTable]:
+        """Index and values, for another process: without what is made of the names there.
+
+        Raises:
+            NumprobeError: as :func:`load_index` and :attr:`values`.
+        """
+        index = self.index
+        return index, replace(self.values, ops=[], names=index.names)
+
+    def seen(self, found: tuple[RankIndex, ValueTable]) -> None:
+        """Take over what :meth:`look` gave in another process."""
+        self.index, values = found
+        self.values = replace(values, ops=[parse_name(name) for name in values.names])
 
     @cached_property
     def recomputed(self) -> frozenset[str]:
