@@ -13,6 +13,7 @@ from unittest import mock
 
 import pytest
 
+from agent.scripted import Fail, Say, Use, serving
 from cli.shell import Ran, environment, numprobe, process
 
 
@@ -221,3 +222,62 @@ def test_progress_as_json_lines(dumps: Path, tmp_path: Path) -> None:
     ran = process(tmp_path, "ask", f"loss is NaN: {dumps}/dump/first_step_nan", "--json", "--progress", "json")
     events = [json.loads(line) for line in ran.err.splitlines()]
     assert {event["stage"] for event in events if "stage" in event} == {1, 2, 3, 4, 5}
+
+
+@pytest.fixture
+def set_up(tmp_path: Path) -> object:
+    """Settings with one alias, ``mine``, on a scripted server."""
+
+    def write(url: str, default: str = "") -> None:
+        folder = tmp_path / ".config" / "numprobe"
+        folder.mkdir(parents=True)
+        lines = ["version = 1", *([f'default_llm = "{default}"'] if default else [])]
+        lines += ["[llm.mine]", 'provider = "openai"', 'model = "scripted"', f'base_url = "{url}"', "retries = 0"]
+        (folder / "config.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+    return write
+
+
+def test_a_model_puts_it_in_words_and_the_verdict_stays(dumps: Path, tmp_path: Path, set_up) -> None:  # type: ignore[no-untyped-def]
+    pytest.importorskip("pydantic_ai")
+    sentence = f"loss is NaN: {dumps}/dump/first_step_nan"
+    with serving([Say("It was rank 6, says the tool; 12345 is mine."), Say("It was rank 6.")]) as server:
+        set_up(server.url)
+        plain = numprobe(tmp_path, "ask", sentence, "--json", "-o", tmp_path / "a")
+        ran = numprobe(tmp_path, "ask", sentence, "--llm", "mine", "-o", tmp_path / "b", "--show-sent")
+        as_json = numprobe(tmp_path, "ask", sentence, "--llm", "mine", "--json", "-o", tmp_path / "c")
+    assert plain.json["words"] is None
+    assert ran.code == plain.code == as_json.code == 1
+    assert "It was rank 6, says the tool; 12345⚠ is mine." in ran.out
+    assert "12345" in ran.out.split("Marked")[1]
+    assert "POST 127.0.0.1/v1/chat/completions" in ran.err
+    assert as_json.json["words"] == "It was rank 6."
+    assert as_json.json["answer"] == plain.json["answer"]
+    assert plain.json["answer"].splitlines()[0] in json.dumps(server.requests[0]["messages"], ensure_ascii=False)
+
+
+def test_a_model_finds_out_what_the_rules_do_not(dumps: Path, tmp_path: Path, set_up) -> None:  # type: ignore[no-untyped-def]
+    pytest.importorskip("pydantic_ai")
+    path = f"{dumps}/dump/first_step_nan"
+    with serving([Use("run_nan", {"path": path}), Say("Rank 6 made it.")]) as server:
+        set_up(server.url, default="mine")
+        ran = numprobe(tmp_path, "ask", f"hmm, something is odd, do your thing, there is a spike ({path})", "--json")
+    assert ran.code == 1
+    assert ran.json["skill"] == "nan_overflow"
+    assert "npu_grouped_matmul" in ran.json["answer"]
+    assert ran.json["words"] == "Rank 6 made it."
+
+
+def test_a_model_that_fails_costs_only_its_words(dumps: Path, tmp_path: Path, set_up) -> None:  # type: ignore[no-untyped-def]
+    pytest.importorskip("pydantic_ai")
+    sentence = f"loss is NaN: {dumps}/dump/first_step_nan"
+    with serving([Fail(500)]) as server:
+        set_up(server.url, default="mine")
+        ran = numprobe(tmp_path, "ask", sentence, "-o", tmp_path / "a")
+    assert ran.code == 1
+    assert "npu_grouped_matmul" in ran.out
+    assert "E-LLM-002" in ran.err
+    follow = numprobe(tmp_path, "follow", tmp_path / "a", "which ranks are victims", "--llm", "none")
+    assert follow.code == 0
+    assert "E-LLM" not in follow.err
+    assert "E-SET-009" in numprobe(tmp_path, "ask", sentence, "--llm", "other").err

@@ -17,7 +17,7 @@ from numprobe.agent.config.model import Llm
 from numprobe.agent.llm.brain import Brain, Listening
 from numprobe.agent.llm.grounding import check
 from numprobe.agent.tools import Toolbox
-from numprobe.cli.ask import Terminal
+from numprobe.cli.voice import Terminal
 from numprobe.record.errors import NumprobeError
 
 pytest.importorskip("pydantic_ai")

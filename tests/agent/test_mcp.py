@@ -23,7 +23,7 @@ from mcp import Client, StdioServerParameters, stdio_client  # noqa: E402
 
 from numprobe.agent.mcp.server import build  # noqa: E402
 from numprobe.agent.tools import Toolbox  # noqa: E402
-from numprobe.cli.ask import Terminal  # noqa: E402
+from numprobe.cli.voice import Terminal  # noqa: E402
 
 TOOLS = {
     "probe_path",

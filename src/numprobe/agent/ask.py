@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -18,6 +18,10 @@ from numprobe.agent.sentence import Sentence, read_sentence
 from numprobe.agent.skills.skill import Done, Pipeline, Skill
 from numprobe.execution.stages import Listener
 from numprobe.record.errors import NumprobeError
+from numprobe.report.run_folder import OUT, default_folder
+
+if TYPE_CHECKING:
+    from numprobe.agent.llm.brain import Brain, Listening, Reply
 
 NOT_ANSWERED = 2  # exit code: something is missing
 _ONLY = ("only", "just", "只", "仅")
@@ -35,7 +39,10 @@ class Audience(Protocol):
 
 @dataclass
 class Asked:
-    """The answer. ``skill`` is the id of what ran, or the intent; ``missing`` names inputs that were not given."""
+    """The answer. ``skill`` is the id of what ran, or the intent; ``missing`` names inputs that were not given.
+
+    ``said`` is what a language model adds to it; ``warning`` why it adds nothing.
+    """
 
     skill: str
     answer: Answer
@@ -43,12 +50,14 @@ class Asked:
     missing: list[str] = field(default_factory=list)
     exit_code: int = 0
     run: Path | None = None
+    said: Reply | None = None
+    warning: NumprobeError | None = None
 
 
 def ask(
     text: str, audience: Audience, *, paths: Sequence[str] = (), lang: str | None = None, out: Path | None = None
 ) -> Asked:
-    """Answer a sentence. ``lang``: of the answer, where it is not that of the sentence; ``out``: the run's folder.
+    """Answer a sentence by rules. ``lang``: of the answer, where it is not that of the sentence; ``out``: the run's folder.
 
     Raises:
         NumprobeError: E-AGT-002 a path is not there, or what the skill that runs raises.
@@ -59,15 +68,47 @@ def ask(
     _refuse_missing(probes)
     chosen = route(sentence, probes)
     if chosen.intent == "follow_up":
-        return _followed(text, chosen, audience, lang, out)
+        return _followed(sentence.rest.replace("\ufffc", " "), chosen, audience, lang, out)
     if chosen.intent in ("", "help", *UNSUPPORTED):
-        return _not_run(chosen, lang, probes)
+        return _not_run(chosen, lang)
     _refuse_unreadable(probes, chosen)
     if chosen.missing:
         return _missing(chosen, lang)
     if chosen.intent == "inspect":
         return _inspected(chosen.inputs["dump"], lang)
     return _ran(sentence, chosen, audience, lang, out)
+
+
+def worded(asked: Asked, text: str, brain: Brain, on: Listening | None, paths: Sequence[str] = ()) -> Asked:
+    """The answer with what a model says to it: an answer that rules gave in its words, else what its tools find.
+
+    ``paths`` are those of the question, ``on`` hears the model speak. A model that fails costs nothing but its words.
+    """
+    from numprobe.agent.follow.reply import conclusion
+    from numprobe.agent.runs import load_run
+
+    facts = [asked.answer.to_markdown()]
+    if asked.run is not None:
+        brain.toolbox.runs[asked.run.name] = asked.run
+        facts[0] = f"run_id {asked.run.name}, skill {asked.skill}\n\n{facts[0]}"
+    elif paths:
+        facts = [f"paths in the question: {', '.join(paths)}", *facts]
+    try:
+        said = brain.ask(text, facts, on)
+    except NumprobeError as error:
+        return replace(asked, warning=error)
+    if said.runs and asked.run is None:  # the model found out what was meant: the conclusion is that of the run
+        run = load_run(brain.toolbox.runs[said.runs[-1]])
+        result = {"verdict": run.result.verdict, "out": run.folder.as_posix()}
+        return Asked(
+            run.skill,
+            conclusion(run, brain.toolbox.lang),
+            result,
+            exit_code=run.result.exit_code,
+            run=run.folder,
+            said=said,
+        )
+    return replace(asked, said=said)
 
 
 def _refuse_missing(probes: Sequence[Probe]) -> None:
@@ -94,7 +135,7 @@ def _followed(text: str, chosen: Route, audience: Audience, lang: str, out: Path
     return follow(chosen.inputs["run"], text, audience, lang=lang, out=out)
 
 
-def _not_run(chosen: Route, lang: str, probes: Sequence[Probe]) -> Asked:
+def _not_run(chosen: Route, lang: str) -> Asked:
     answer = Answer(known=False)
     if chosen.intent in UNSUPPORTED:
         answer.say(say(lang, f"ask.unsupported.{chosen.intent}"))
@@ -150,6 +191,11 @@ def skill_of(intent: str) -> Skill:
     from numprobe.agent.skills.builtin import BUILTIN
 
     return next(skill for skill in BUILTIN if skill.id == ("rl_consistency" if intent == "map" else intent))
+
+
+def new_folder(skill: str, root: Path = OUT) -> Path:
+    """The folder of a new run of a skill, named as the command of the skill does."""
+    return default_folder({"nan_overflow": "nan", "rl_consistency": "rl"}.get(skill, skill), root)
 
 
 def run_skill(

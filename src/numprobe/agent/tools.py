@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from numprobe.agent.answer import Answer
-from numprobe.agent.ask import Audience, run_skill, skill_of
+from numprobe.agent.ask import Audience, new_folder, run_skill, skill_of
 from numprobe.agent.follow.question import Question, read_question
 from numprobe.agent.follow.reply import conclusion, reply
 from numprobe.agent.probe import Probe, probe
@@ -23,7 +23,6 @@ from numprobe.agent.sql import query
 from numprobe.execution.progress import Progress
 from numprobe.execution.stages import Listener
 from numprobe.record.errors import NumprobeError
-from numprobe.report.run_folder import default_folder
 
 LONGEST_ANSWER = 20_000  # characters; what is longer is a resource
 
@@ -60,7 +59,7 @@ class Toolbox:
         paths = {name: self._allowed(path) for name, path in inputs.items()}
         chosen = skill_of(skill)
         audience = _Cancellable(self.audience, self.cancelled)
-        done = run_skill(chosen, paths, dict(options or {}), audience, self.lang, self._new_folder(skill))
+        done = run_skill(chosen, paths, dict(options or {}), audience, self.lang, new_folder(skill, self.folder))
         run_id = done.folder.name
         self.runs[run_id] = done.folder
         answer = conclusion(load_run(done.folder), self.lang)
@@ -157,13 +156,6 @@ class Toolbox:
             where=path,
             do="name it in the question, or allow its folder: numprobe mcp --root DIR",
         )
-
-    def _new_folder(self, skill: str) -> Path:
-        name = default_folder({"nan_overflow": "nan", "rl_consistency": "rl"}.get(skill, skill)).name
-        folder, n = self.folder / name, 2
-        while folder.exists():
-            folder, n = self.folder / f"{name}-{n}", n + 1
-        return folder
 
 
 @dataclass(frozen=True)

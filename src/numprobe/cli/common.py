@@ -210,16 +210,17 @@ def style(stream: Any, *, quiet: bool = False) -> Style:
     return style_of(stream, os.environ, quiet=quiet)
 
 
-def show_error(error: NumprobeError) -> None:
+def show_error(error: NumprobeError, symbol: str = "error") -> None:
     from numprobe.report.errors import error_object, render_error
 
     lang = _language_of_errors()
     if _written("--progress", ("json",)):
         from numprobe.report.progress import json_line
 
-        print(json_line(error_object(error, lang), sys.stderr), file=sys.stderr)
+        told = {**error_object(error, lang), **({"kind": symbol} if symbol != "error" else {})}
+        print(json_line(told, sys.stderr), file=sys.stderr)
     else:
-        print(render_error(error, lang, style(sys.stderr)), file=sys.stderr)
+        print(render_error(error, lang, style(sys.stderr), symbol), file=sys.stderr)
 
 
 def _written(option: str, allowed: Sequence[str]) -> str | None:

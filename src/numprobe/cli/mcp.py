@@ -42,7 +42,7 @@ def mcp(
             do="pip install 'numprobe[mcp]'",
             package=str(error.name or "mcp"),
         ) from None
-    from numprobe.cli.ask import Terminal
+    from numprobe.cli.voice import Terminal
 
     server = build(Toolbox(Terminal("auto", True), out, language, roots))
     if address is None:

@@ -7,6 +7,7 @@ the same input, options and version.
 from __future__ import annotations
 
 import csv
+import errno
 import hashlib
 import io
 import json
@@ -25,15 +26,19 @@ from numprobe.record.errors import NumprobeError
 from numprobe.report.terminal import encodable, printable
 
 MANIFEST = "run.json"
+NO_ROOM = {getattr(errno, name, 0) for name in ("ENOSPC", "EDQUOT", "EFBIG")}
 
 
-def default_folder(skill: str) -> Path:
+OUT = Path("numprobe_out")  # where runs are written if nothing else is said
+
+
+def default_folder(skill: str, root: Path = OUT) -> Path:
     """``./numprobe_out/<skill>-<UTC time>``, with a counter where one of that second exists."""
     stem = f"{skill}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
-    folder = Path("numprobe_out") / stem
+    folder = root / stem
     counter = 2
     while folder.exists():
-        folder = Path("numprobe_out") / f"{stem}-{counter}"
+        folder = root / f"{stem}-{counter}"
         counter += 1
     return folder
 
@@ -62,7 +67,9 @@ class RunFolder:
     def write_json(self, name: str, value: object) -> None:
         """Strict JSON in UTF-8: NaN and infinities are the strings ``nan``, ``inf``, ``-inf``."""
         text = json.dumps(plain(value), ensure_ascii=False)
-        self.write_text(name, msgspec.json.format(text, indent=1) + "\n")  # json.dumps takes ten times as long to indent
+        self.write_text(
+            name, msgspec.json.format(text, indent=1) + "\n"
+        )  # json.dumps takes ten times as long to indent
 
     def write_csv(self, name: str, head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         """A table whose cells are data to a spreadsheet too: text that would be a formula there has a ``'`` in front."""
@@ -71,6 +78,14 @@ class RunFolder:
         writer.writerow(head)
         writer.writerows([_cell(value) for value in row] for row in rows)
         self.write_text(name, out.getvalue())
+
+    def discard(self) -> None:
+        """Take away the folder of a run that has not written anything; what else lies there stays."""
+        with suppress(OSError):
+            (self.path / MANIFEST).unlink()
+            for part in sorted(self.path.iterdir()):
+                part.rmdir()  # empty ones only
+            self.path.rmdir()
 
     def finish(self, status: str, **more: object) -> None:
         self.manifest.update(more)
@@ -115,7 +130,7 @@ def writing(folder: Path) -> Iterator[None]:
             "E-OUT-002",
             "the output folder cannot be written: {reason}",
             where=str(folder),
-            do="free space there, or choose another -o",
+            do="free space there, or choose another -o" if error.errno in NO_ROOM else "choose another -o",
             reason=error.strerror or str(error),
         ) from None
 

@@ -1,0 +1,198 @@
+"""Showing what the agent does: stages and what was understood on stderr, answers and a model's words on stdout."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from numprobe.cli import common
+from numprobe.record.errors import NumprobeError
+
+if TYPE_CHECKING:
+    from numprobe.agent.ask import Asked
+    from numprobe.agent.llm.brain import Brain, Listening
+    from numprobe.agent.skills.skill import Pipeline
+    from numprobe.execution.stages import Listener
+
+
+@dataclass(frozen=True)
+class Terminal:
+    """Shows what was understood and the stages on stderr."""
+
+    progress: str
+    quiet: bool
+
+    def chosen(self, line: str) -> None:
+        from numprobe.report.terminal import printable, wrap
+
+        if self.quiet or self.progress == "json":
+            return
+        width = common.style(sys.stderr).width
+        for part in line.split("\n"):
+            print("\n".join(wrap(printable(part), width, "", "  ")), file=sys.stderr)
+        print(file=sys.stderr, flush=True)
+
+    @contextmanager
+    def stages(self, pipeline: Pipeline, lang: str) -> Iterator[Listener]:
+        from numprobe.report.progress import progress_display
+
+        style = common.style(sys.stderr, quiet=self.quiet)
+        display = progress_display(
+            self.progress, sys.stderr, pipeline.stages, pipeline.catalogue, lang, style, quiet=self.quiet
+        )
+        try:
+            yield display
+        finally:
+            display.close()
+
+
+@dataclass(frozen=True)
+class Voice:
+    """Shows an answer, and what a language model says to it where one is asked for.
+
+    ``llm`` is what ``--llm`` says; ``paths`` are those of the question, which the model's tools may read.
+    """
+
+    llm: str | None
+    lang: str
+    show_sent: bool
+    as_json: bool
+    terminal: Terminal
+    paths: list[str]
+
+    def show(self, asked: Asked, question: str) -> int:
+        """Print it; the exit code."""
+        from numprobe.agent.ask import worded
+
+        brain = self._brain(asked)
+        if brain is None:
+            self._print(asked)
+            return asked.exit_code
+        settled = asked.run is not None or asked.answer.known
+        try:
+            if settled and not self.as_json:
+                self._print(asked)
+            on = None if self.as_json else self._listening(brain)
+            asked = worded(asked, question, brain, on, self.paths)
+        finally:
+            brain.close()
+        if asked.warning is not None:
+            common.show_error(asked.warning, symbol="warning")
+        if self.as_json or not settled:
+            self._print(asked)
+        if asked.said is not None and not self.as_json:
+            self._footnote(asked, brain)
+        return asked.exit_code
+
+    def _brain(self, asked: Asked) -> Brain | None:
+        """The model, where one is set up or asked for; one of the settings that cannot be had costs nothing but its words."""
+        from numprobe.agent.config.settings import load_settings
+        from numprobe.report.run_folder import OUT
+
+        found = load_settings({"default_llm": self.llm}).llm(self.llm or "")
+        if found is None:
+            return None
+        from numprobe.agent.llm.brain import Brain
+        from numprobe.agent.tools import Toolbox
+
+        alias, llm = found
+        roots = [OUT, *([asked.run] if asked.run else []), *map(Path, self.paths)]
+        toolbox = Toolbox(self.terminal, OUT, self.lang, roots)
+        try:
+            mark = "⚠" if common.style(sys.stdout).unicode else "(?)"
+            return Brain(alias, llm, toolbox, self._sent if self.show_sent else None, mark)
+        except NumprobeError as error:
+            if self.llm not in (None, "auto"):
+                raise
+            common.show_error(error, symbol="warning")
+            return None
+
+    def _sent(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    def _listening(self, brain: Brain) -> Listening:
+        """A terminal sees the model speak; what is not supported is named below then, and marked in the text elsewhere."""
+        from numprobe.agent.llm.brain import Listening
+        from numprobe.agent.messages import say
+        from numprobe.report.progress import json_line
+        from numprobe.report.terminal import printable
+
+        heard: list[str] = []
+
+        def text(piece: str) -> None:
+            if not heard:
+                self._head(brain)
+            heard.append(piece)
+            print("\n".join(map(printable, piece.split("\n"))), end="", flush=True)
+
+        def tool(name: str, arguments: str) -> None:
+            if self.terminal.progress == "json":
+                line = json_line({"kind": "tool", "tool": name, "arguments": arguments}, sys.stderr)
+            else:
+                line = printable(f"{say(self.lang, 'llm.uses', tool=name)} {arguments}")
+            print(line, file=sys.stderr, flush=True)
+
+        return Listening(text if common.style(sys.stdout).live else lambda piece: None, tool)
+
+    def _head(self, brain: Brain) -> None:
+        from numprobe.agent.messages import say
+
+        print(f"\n{common.style(sys.stdout).paint(say(self.lang, 'llm.says', alias=brain.alias), 'strong')}")
+
+    def _footnote(self, asked: Asked, brain: Brain) -> None:
+        """The model's words, what in them is not supported, tokens and cost."""
+        from numprobe.agent.messages import say
+        from numprobe.report.terminal import printable, wrap
+
+        said = asked.said
+        assert said is not None
+        style = common.style(sys.stdout)
+        if style.live:
+            print()
+        else:
+            self._head(brain)
+            for line in said.text.splitlines():
+                print("\n".join(wrap(printable(line), style.width)))
+        if said.cut:
+            print(f"\n{style.symbol('warning')} {say(self.lang, 'llm.cut', reason=printable(said.cut))}")
+        if said.unsupported:
+            shown = [printable(what) for what in said.unsupported[:8]]
+            text = say(self.lang, "llm.unsupported", mark=brain.mark, what=shown)
+            print("\n" + "\n".join(wrap(text, style.width, f"{style.symbol('warning')} ", "  ")))
+        cost = f"{said.cost:.4f}" if said.cost is not None else None
+        used = say(self.lang, "llm.used", sent=said.input_tokens, received=said.output_tokens, cost=cost)
+        print(f"  {used}", file=sys.stderr)
+
+    def _print(self, asked: Asked) -> None:
+        from numprobe.agent.messages import say
+        from numprobe.report.language import is_utf8
+        from numprobe.report.run_folder import plain
+        from numprobe.report.running import print_conclusion
+        from numprobe.report.terminal import printable
+
+        if self.as_json:
+            said = asked.said
+            content = {
+                "skill": asked.skill,
+                "answer": asked.answer.to_markdown(),
+                "result": asked.result,
+                "missing": asked.missing,
+                "citations": [{"mark": c.mark, "where": c.where, "figures": c.figures} for c in asked.answer.cites],
+                "run": asked.run.as_posix() if asked.run else None,
+                "words": said.text if said else None,
+                "unsupported": said.unsupported if said else [],
+            }
+            print_conclusion(json.dumps(plain(content), ensure_ascii=not is_utf8(sys.stdout.encoding)))
+            return
+        text = asked.answer.to_terminal(common.style(sys.stdout))
+        if asked.run is not None and asked.result is not None:
+            folder = printable(asked.run.as_posix())
+            question = say(self.lang, f"ask.example.{asked.skill}")
+            text += f'\n\n{say(self.lang, "ask.on")}\n  numprobe follow {folder} "{question}"'
+            text += f"\n{say(self.lang, 'ask.report')}  {folder}/report.html"
+        print_conclusion(text)
