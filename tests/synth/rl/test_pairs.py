@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 
 from numprobe.synth.rl import SCENARIOS, Truth, simulate
+from numprobe.synth.rl.model import Model, make_weights
+from numprobe.synth.rl.side import Side
+from numprobe.synth.rl.simulate import run
 
 Leaf = dict[str, object]
 CLEAN = [name for name in SCENARIOS if name.startswith("clean")]
@@ -123,7 +126,8 @@ def _load(path: Path) -> np.ndarray:
     return (x.view(np.uint16).astype(np.uint32) << 16).view(np.float32) if x.dtype.kind == "V" else x
 
 
-FAULTS = [n for n in SCENARIOS if n not in (*CLEAN, "prompt_shifted", "embedding_nan", "activation_hidden")]
+STEPPED = [name for name in SCENARIOS if name.startswith(("steps", "decode"))]
+FAULTS = [n for n in SCENARIOS if n not in (*CLEAN, *STEPPED, "prompt_shifted", "embedding_nan", "activation_hidden")]
 
 
 @pytest.mark.parametrize("scenario", FAULTS)
@@ -145,6 +149,24 @@ def test_the_truth_is_where_the_sides_part(scenario: str, tmp_path: Path) -> Non
     fault = max(apart(tmp_path, truth, p, role) for p in places for role in roles)
     assert clean < 0.006, clean
     assert fault > 3 * max(clean, 1e-4), (fault, clean)
+
+
+@pytest.mark.parametrize("latent", [False, True])
+def test_steps_compute_what_one_call_computes(latent: bool) -> None:
+    """Of an engine that keeps keys and values: the same elements, token by token."""
+    model = Model(layers=2, tokens=11, latent=latent)
+    weights, ids = make_weights(model, np.random.default_rng(3)), np.arange(40, 52)
+    whole, stepped = (
+        run(model, Side("engine", dtype="fp32", world=2, steps=steps), weights, ids, "", tensors=True)
+        for steps in ((), (5, 3, 1, 1, 1))
+    )
+    for place in ("embed", "layers.0.core", "layers.1.out", "layers.1.down", "norm"):
+        (name,), names = whole.places[place], stepped.places[place]
+        assert len(names) == 5
+        for rank in range(2):
+            wanted = whole._files[rank][f"{name}.output.0.npy"]
+            found = np.concatenate([stepped._files[rank][f"{n}.output.0.npy"] for n in names])
+            np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_a_seed_gives_the_same_files(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def common_calls(one: Sequence[int], other: Sequence[int]) -> tuple[Numbering, N
     Calls of equal size are paired in order (a warm-up call of another size is left out). Where there are none, a run of calls
     that together have as many tokens as a call of the other side is one call (chunked prefill, one request a call).
     """
-    pairs = _in_order(one, other)
+    pairs = calls_in_order(one, other)
     if not pairs:
         for swapped, (single, several) in enumerate(((one, other), (other, one))):
             found = _adding_up(single, several)
@@ -145,7 +145,7 @@ def _calls_of_places(calls: Calls, modules: Sequence[Module]) -> dict[Role, list
     return found
 
 
-def _in_order(one: Sequence[int], other: Sequence[int]) -> list[tuple[int, int]]:
+def calls_in_order(one: Sequence[int], other: Sequence[int]) -> list[tuple[int, int]]:
     """The longest common subsequence, as pairs of positions; the latest of those, since warm-up calls come first."""
     length = [[0] * (len(other) + 1) for _ in range(len(one) + 1)]
     for i, a in enumerate(one):
@@ -167,10 +167,11 @@ def _in_order(one: Sequence[int], other: Sequence[int]) -> list[tuple[int, int]]
 def _adding_up(single: Sequence[int], several: Sequence[int]) -> tuple[int, range] | None:
     """A call, and a run of calls of the other side that has as many tokens."""
     for call, wanted in enumerate(single):
-        for begin in range(len(several)):
-            total, end = 0, begin
+        total = end = 0
+        for begin, first in enumerate(several):
             while end < len(several) and total < wanted:
                 total, end = total + several[end], end + 1
             if total == wanted and end - begin > 1:
                 return call, range(begin, end)
+            total -= first
     return None

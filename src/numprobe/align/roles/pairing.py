@@ -13,7 +13,7 @@ from numprobe.align.roles.given import NOTHING_GIVEN, Given
 from numprobe.align.roles.ranks import joined
 from numprobe.align.roles.rules import Rules
 from numprobe.align.roles.side import RoleSide, canonical
-from numprobe.align.roles.tensors import with_tensors
+from numprobe.align.roles.tensors import calls_by_ids, with_tensors
 from numprobe.formats.msprobe.values import ABSENT
 from numprobe.record.names import parse_name
 from numprobe.record.trace import PARAMETER
@@ -28,7 +28,8 @@ def both_sides(
         for ranks, roles in ((train, given.train), (rollout, given.rollout))
     ]
     form = common_form(side for ranks in sides for side in ranks)
-    numberings = common_calls(*sizes_of_calls(sides[0][0], sides[1][0]))
+    first = sides[0][0], sides[1][0]
+    numberings = calls_by_ids(*first) or common_calls(*sizes_of_calls(*first))
     one, other = (
         [canonical(calls, modules, form, numbering, rules) for calls, modules in ranks]
         for ranks, numbering in zip(sides, numberings, strict=True)

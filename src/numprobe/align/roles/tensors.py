@@ -7,6 +7,7 @@ the same for weight, bias and activation and in all layers. Other layouts are ne
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,15 +18,17 @@ import numpy as np
 
 from numprobe.align.calls import Calls, Tensors
 from numprobe.align.roles.figures import rows_by_slot
-from numprobe.align.roles.form import EXPERTS
+from numprobe.align.roles.form import EXPERTS, Module, Numbering, calls_in_order
 from numprobe.align.roles.ranks import SHARDED
 from numprobe.align.roles.rules import PLAIN, STACK, Rules, standard_rules
 from numprobe.align.roles.side import RoleSide
-from numprobe.align.roles.strips import Heads, Unfit, in_order, reshaped, side_by_side
-from numprobe.align.roles.tokens import Ids, Tokens, in_common_order, tokens_of
+from numprobe.align.roles.strips import Heads, Order, Unfit, in_order, reshaped, side_by_side
+from numprobe.align.roles.tokens import Ids, Tokens, in_common_order, in_steps, tokens_of
 from numprobe.align.shards.tensor import Piece, joined
+from numprobe.formats.msprobe.values import ABSENT
 from numprobe.formats.tensors import TensorFile
 from numprobe.formats.tensors.tensor import c_strides
+from numprobe.metrics.stream import BLOCK, reading
 from numprobe.record.errors import NumprobeError
 from numprobe.record.names import parse_name
 from numprobe.record.trace import INPUT, OUTPUT, PARAMETER
@@ -228,11 +231,13 @@ def with_tensors(train: RoleSide, rollout: RoleSide, rules: Rules | None = None)
     heads = heads_of(sides)
     one, other = (_tokens(side, rules) for side in sides)
     if one is not None and other is not None:
-        other = in_common_order(one, other)
+        one, other = in_common_order(one, other)
     return _with_files(train, one, heads), _with_files(rollout, other, heads)
 
 
 def _with_files(side: RoleSide, tokens: Tokens | None, heads: Heads) -> RoleSide:
+    if tokens is not None and tokens.is_cut:
+        side = _cut(RoleTensors(side, tokens, heads))
     tensors = RoleTensors(side, tokens, heads)
     values = side.calls.values
     files = {row: str(row) for row in range(len(values)) if tensors.fits(row)}
@@ -243,6 +248,105 @@ def _with_files(side: RoleSide, tokens: Tokens | None, heads: Heads) -> RoleSide
             calls.dump, replace(values, files=files), calls.parent, calls.around, calls.phase, canonical=tensors
         ),
     )
+
+
+def _cut(tensors: RoleTensors) -> RoleSide:
+    """The side with the sizes and figures of the tokens that are compared. What cannot be cut has none."""
+    side, values = tensors.side, tensors.side.calls.values
+    figures, status, numel = values.figures.copy(), values.status.copy(), values.numel.copy()
+    shapes = list(values.shapes)
+    shape = values.shape.copy()
+    sizes = {s: n for n, s in enumerate(shapes)}
+    for row in range(len(values)):
+        if values.slots[values.slot[row]][0] == PARAMETER:
+            continue
+        try:
+            whole = tensors.assembled(row, tensors._opened)
+            numel[row], figures[row] = whole.numel, _figures(whole)
+        except (Unfit, NumprobeError):
+            numel[row], status[row] = 1, ABSENT
+        size = None if status[row, 0] == ABSENT else (int(numel[row]),)
+        if size not in sizes:
+            sizes[size] = len(shapes)
+            shapes.append(size)
+        shape[row] = sizes[size]
+    exact = {row: found for row, found in values.exact.items() if values.slots[values.slot[row]][0] == PARAMETER}
+    table = replace(values, figures=figures, status=status, numel=numel, shapes=shapes, shape=shape, exact=exact)
+    return replace(side, calls=replace(side.calls, values=table))
+
+
+def _figures(tensor: TensorFile) -> list[float]:
+    """Max, Min, Mean, Norm, block by block."""
+    highest, lowest, total, squares = -math.inf, math.inf, 0.0, 0.0
+    with reading(tensor) as read, np.errstate(all="ignore"):
+        for start in range(0, tensor.numel, BLOCK):
+            part = np.asarray(read(start, min(BLOCK, tensor.numel - start))).astype(np.float64)
+            highest, lowest = float(np.maximum(highest, part.max())), float(np.minimum(lowest, part.min()))
+            total, squares = total + float(part.sum()), squares + float(np.square(part).sum())
+    return [highest, lowest, total / tensor.numel, math.sqrt(squares) if squares == squares else math.nan]
+
+
+# --- which calls ------------------------------------------------------------------------------------------------------
+
+Recorded = tuple[Calls, Sequence[Module]]
+
+
+def calls_by_ids(train: Recorded, rollout: Recorded) -> tuple[Numbering, Numbering] | None:
+    """Which calls of both runs hold the same tokens, by ids and positions, where they are not one for one: None where they are,
+    where ids are not recorded, or are others."""
+    one, other = (_recorded_tokens(*side) for side in (train, rollout))
+    if one is None or other is None or _one_for_one(one, other):
+        return None
+    found = in_steps(one, other)
+    return (_numbering(one, found[0]), _numbering(other, found[1])) if found is not None else None
+
+
+def _one_for_one(one: Tokens, other: Tokens) -> bool:
+    """Has every call of one side a call of the other with the same tokens?"""
+    calls = [_ids_of_calls(side) for side in (one, other)]
+    pairs = calls_in_order(*([len(ids) for ids in of] for of in calls))
+    return len(pairs) in map(len, calls) and all(np.array_equal(calls[0][a], calls[1][b]) for a, b in pairs)
+
+
+def _ids_of_calls(tokens: Tokens) -> list[Ids]:
+    """Sorted: prompts may be in another order."""
+    assert tokens.ids is not None
+    ends = np.cumsum([b * s for b, s in tokens.blocks])
+    return [np.sort(ids) for ids in np.split(tokens.ids, ends[:-1])]
+
+
+def _numbering(tokens: Tokens, places: Order) -> Numbering:
+    ends = np.cumsum([b * s for b, s in tokens.blocks])
+    used = np.unique(np.searchsorted(ends, places, side="right")).tolist()
+    return Numbering(dict.fromkeys(used, 0), len(tokens.blocks) - len(used))
+
+
+def _recorded_tokens(calls: Calls, modules: Sequence[Module]) -> Tokens | None:
+    """The tokens of all calls of a rank."""
+    embeds = [m for m in modules if m.role.name == "embed" and m.role.layer is None and not m.role.tower]
+    path = min((calls.ops[m.record].path for m in embeds), key=lambda p: p.count("."), default="")
+    blocks, ids, positions = [], [], []
+    for m in embeds:
+        if calls.ops[m.record].path != path:
+            continue
+        row = _integer_row(calls, m.record)
+        found = _integers(calls, row) if row >= 0 else None
+        shape = calls.values.shapes[calls.values.shape[row]]
+        if found is None or shape is None or not 1 <= len(shape) <= 2:
+            return None
+        blocks.append((shape[0], shape[1]) if len(shape) == 2 else (1, shape[0]))
+        ids.append(found)
+        positions.append(_positions(calls, modules, m.call, len(found)))
+    if not blocks:
+        return None
+    return tokens_of(blocks, sequence_first=False, ids=_all(ids), positions=_all(positions))
+
+
+def _integer_row(calls: Calls, record: int) -> int:
+    """The first input of integers: the ids."""
+    v = calls.values
+    rows = (r for r in v.rows(record) if v.slots[v.slot[r]][0] == INPUT and "int" in v.kinds[v.kind[r]][2])
+    return next(rows, -1)
 
 
 def heads_of(sides: Sequence[RoleSide]) -> Heads:
@@ -279,18 +383,21 @@ def _tokens(side: RoleSide, rules: Rules) -> Tokens | None:
     if row < 0 or side.calls.ops[record].call:
         return None
     tensors = RoleTensors(side, None, Heads())
-    blocks, parts, starts = [], [], []
+    blocks, parts, positions = [], [], []
     for rank, rows in tensors._rows(row):
+        of = tensors.ranks[rank]
+        chosen = sorted(of.numbering.calls)
         for call, one in enumerate(rows):
-            raw = tensors.ranks[rank].original.values
+            raw = of.original.values
             shape = raw.shapes[raw.shape[one]]
             if shape is None or not 1 <= len(shape) <= 2:
                 return None
             blocks.append((shape[0], shape[1]) if len(shape) == 2 else (1, shape[0]))
-            parts.append(_integers(tensors, rank, one))
-            starts.append(_positions(tensors, rank, call, prod(shape)))
+            parts.append(_integers(of.original, one))
+            number = chosen[call] if call < len(chosen) else -1
+            positions.append(_positions(of.original, of.modules, number, prod(shape)))
     first = any(rules.sequence_first.fullmatch(op.path.rpartition(".")[2]) for op in side.original.ops if op.is_module)
-    return tokens_of(blocks, sequence_first=first, ids=_all(parts), starts=_all(starts))
+    return tokens_of(blocks, sequence_first=first, ids=_all(parts), positions=_all(positions))
 
 
 def _all(parts: Sequence[Ids | None]) -> Ids | None:
@@ -298,30 +405,36 @@ def _all(parts: Sequence[Ids | None]) -> Ids | None:
     return np.concatenate(known) if known and len(known) == len(parts) else None
 
 
-def _integers(tensors: RoleTensors, rank: int, row: int) -> Ids | None:
-    """What a row of the dump of a rank holds, flat; None where it is not there or holds no integers."""
-    values = tensors.ranks[rank].original.values
+def _integers(calls: Calls, row: int) -> Ids | None:
+    """What a row of a dump holds, flat; None where it is not there or holds no integers."""
+    values = calls.values
     if row not in values.files or "int" not in values.kinds[values.kind[row]][2]:
         return None
     try:
-        return tensors._opened(rank, row).array().reshape(-1).astype(np.int64)
+        found = calls.tensors.open(values.files[row], values.shapes[values.shape[row]])
+        return found.array().reshape(-1).astype(np.int64)
     except NumprobeError:
         return None
 
 
-def _positions(tensors: RoleTensors, rank: int, call: int, count: int) -> Ids | None:
+def _positions(calls: Calls, modules: Sequence[Module], call: int, count: int) -> Ids | None:
     """The positions of the tokens of a call, which engines hand to the layers."""
-    side = tensors.ranks[rank]
-    values = side.original.values
-    chosen = sorted(side.numbering.calls)[call : call + 1]
-    for m in side.modules:
-        if m.role.name not in ("layer", "attn", "model") or [m.call] != chosen:
+    values = calls.values
+    for m in modules:
+        if m.role.name not in ("layer", "attn", "model") or m.call != call:
             continue
         for row in values.rows(m.record):
             role, path = values.slots[values.slot[row]]
-            kind = values.kinds[values.kind[row]][2]
-            if role == INPUT and "int" in kind and values.numel[row] == count and "ids" not in path:
-                found = _integers(tensors, rank, row)
-                if found is not None and found.min() == 0 and (np.diff(found)[np.diff(found) != 1] <= 0).all():
-                    return found
+            named = "position" in path
+            if role != INPUT or values.numel[row] != count or ("ids" in path and not named):
+                continue
+            found = _integers(calls, row)
+            if found is not None and found.min() >= 0 and (named or _begins_at_zero(found)):
+                return found
     return None
+
+
+def _begins_at_zero(positions: Ids) -> bool:
+    """Are these whole prompts, one after the other?"""
+    steps = np.diff(positions)
+    return positions[0] == 0 and bool((steps[steps != 1] <= 0).all())

@@ -1,6 +1,8 @@
 """Which token is which on both sides: batches first or sequences first, packed or in rows, in one call or in several.
 
-The common order is that of training, sequence by sequence. It is told from the ids that the embedding was given.
+The common order is that of training, sequence by sequence. It is told from the ids that the embedding was given. Of tokens that
+only one side has (the last one that an engine samples goes through no layer; padding; answers that were not recorded) the common
+order has none.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from numprobe.align.roles.steps import follow
 from numprobe.align.roles.strips import Order
 
 Ids = NDArray[np.int64]
@@ -21,7 +24,8 @@ class Tokens:
     """The tokens of one side. ``blocks`` are (sequences, length) of what was computed at once: one a call, and with several
     batches at a time one a rank and call. ``ids`` are theirs as the embedding got them, ``starts`` where a sequence begins.
 
-    ``embed`` and ``layers`` say where the tokens of the common order lie in what the embedding and the layers have.
+    ``positions`` are those of the tokens in their prompts, where recorded. ``embed`` and ``layers`` say where the tokens of the
+    common order lie in what the embedding and the layers have.
     """
 
     blocks: tuple[tuple[int, int], ...]
@@ -29,16 +33,25 @@ class Tokens:
     layers: Order
     ids: Ids | None = None
     starts: frozenset[int] = frozenset()
+    positions: Ids | None = None
 
     @property
     def count(self) -> int:
         return sum(b * s for b, s in self.blocks)
 
+    @property
+    def is_cut(self) -> bool:
+        """Does the common order leave out some of them?"""
+        return len(self.layers) < self.count
+
+    def chosen(self, order: Order) -> Tokens:
+        return replace(self, embed=self.embed[order], layers=self.layers[order])
+
 
 def tokens_of(
-    blocks: Sequence[tuple[int, int]], *, sequence_first: bool, ids: Ids | None, starts: Ids | None
+    blocks: Sequence[tuple[int, int]], *, sequence_first: bool, ids: Ids | None, positions: Ids | None
 ) -> Tokens:
-    """``starts``: positions of tokens in their prompts, in the order of the ids; None where they are not recorded."""
+    """``positions`` of tokens in their prompts, in the order of the ids; None where they are not recorded."""
     at, layers = 0, []
     begins: list[int] = []
     for b, s in blocks:
@@ -46,23 +59,38 @@ def tokens_of(
         layers.append(at + (inside.reshape(s, b).T.reshape(-1) if sequence_first else inside))
         begins += range(at, at + b * s, max(s, 1))
         at += b * s
-    if starts is not None and len(starts) == at:
-        begins = sorted({*begins, *np.flatnonzero(starts == 0).tolist()})
+    if positions is not None and len(positions) == at:
+        begins = sorted({*begins, *np.flatnonzero(positions == 0).tolist()})
+    else:
+        positions = None
     straight = np.arange(at, dtype=np.int64)
-    return Tokens(tuple(blocks), straight, np.concatenate(layers) if layers else straight, ids, frozenset(begins))
+    packed = np.concatenate(layers) if layers else straight
+    return Tokens(tuple(blocks), straight, packed, ids, frozenset(begins), positions)
 
 
-def in_common_order(train: Tokens, rollout: Tokens) -> Tokens:
-    """The rollout side with its tokens in the order of training. As it is where the ids are not recorded, or are others."""
-    if train.ids is None or rollout.ids is None or len(train.ids) != len(rollout.ids):
-        return rollout
-    order = _places(train.ids, train.starts, rollout.ids)
-    if order is None:
-        back = _places(rollout.ids, rollout.starts, train.ids)
-        order = np.argsort(back, kind="stable") if back is not None else None
-    if order is None:
-        return rollout
-    return replace(rollout, embed=rollout.embed[order], layers=rollout.layers[order])
+def in_common_order(train: Tokens, rollout: Tokens) -> tuple[Tokens, Tokens]:
+    """Both sides with their tokens in the common order. As they are where the ids are not recorded, or are others."""
+    if train.ids is None or rollout.ids is None:
+        return train, rollout
+    if len(train.ids) == len(rollout.ids):
+        order = _places(train.ids, train.starts, rollout.ids)
+        if order is None:
+            back = _places(rollout.ids, rollout.starts, train.ids)
+            order = np.argsort(back, kind="stable") if back is not None else None
+        if order is not None:
+            return train, rollout.chosen(order)
+    found = in_steps(train, rollout)
+    return (train.chosen(found[0]), rollout.chosen(found[1])) if found is not None else (train, rollout)
+
+
+def in_steps(train: Tokens, rollout: Tokens) -> tuple[Order, Order] | None:
+    """Which token is which where the calls of the rollout are chunks and steps: see :mod:`numprobe.align.roles.steps`."""
+    if train.ids is None or rollout.ids is None:
+        return None
+    firsts = sorted(train.starts)
+    ends = [*firsts[1:], len(train.ids)]
+    sequences = [train.ids[begin:end] for begin, end in zip(firsts, ends, strict=True)]
+    return follow(sequences, firsts, rollout.ids, rollout.positions, [b * s for b, s in rollout.blocks])
 
 
 def _places(ids: Ids, starts: frozenset[int], other: Ids) -> Order | None:

@@ -149,7 +149,8 @@ def _everywhere(view: View) -> bool:
 
 
 def premise(view: View, errors: Iterable[Finding]) -> str:
-    """Why the two runs cannot be compared: models of other sizes, other tokens, another number of them. Empty if they can."""
+    """Why the two runs cannot be compared: models of other sizes, other tokens, another number of them, calls that figures
+    cannot join. Empty if they can."""
     if _other_sizes(view):
         return "models"
     first = next(iter(errors), None)
@@ -157,7 +158,8 @@ def premise(view: View, errors: Iterable[Finding]) -> str:
         return "tokens" if _other_tokens(view) else ""
     role, slot = role_of(view.name(first.pair)), view.slot_role(first.row)
     if first.reason == "shape" and slot == INPUT and role in ("embed", "attn_norm"):
-        return "count"
+        recorded = all(side.original.values.files for side in (view.train, view.rollout))
+        return "steps" if not recorded and (view.train.left_out or view.rollout.left_out) else "count"
     if role != "embed" and _other_tokens(view):
         return "tokens"
     if first.cause == "input":

@@ -109,6 +109,17 @@ class UnknownName(msgspec.Struct, frozen=True):
     close: list[str]
 
 
+class Steps(msgspec.Struct, frozen=True):
+    """Calls that were taken together as one: chunks of a prompt, steps of one token, one request a call. ``tokens`` are those in
+    both, by their ids; None where only the sizes of the calls say that they belong together."""
+
+    train_calls: int
+    rollout_calls: int
+    tokens: int | None
+    train_tokens: int | None
+    rollout_tokens: int | None
+
+
 class RlResult(msgspec.Struct):
     """The conclusion. ``verdict``: difference_found | no_difference | premise_broken | inconclusive."""
 
@@ -132,6 +143,7 @@ class RlResult(msgspec.Struct):
         str, str
     ] = {}  # by side: megatron, huggingface, engine, sglang, or empty where the names do not tell
     exchanged: bool = False  # the first dump that was given is the rollout side
+    steps: Steps | None = None
     note: str = ""  # both dumps are of one side: trainers, engines
     next: dict[str, str] = {}  # by side, the file in the run's folder that records the tensors which decide
 

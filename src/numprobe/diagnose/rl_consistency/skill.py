@@ -19,6 +19,7 @@ from numprobe.align.roles.given import NOTHING_GIVEN, Given, Row, given_roles, r
 from numprobe.align.roles.pairing import both_sides, pair_places
 from numprobe.align.roles.side import RoleSide
 from numprobe.align.roles.stages import whole_models
+from numprobe.align.roles.tensors import RoleCalls
 from numprobe.compare.expected import detection_limit
 from numprobe.compare.judge import judge
 from numprobe.compare.measure import NOTHING, measure
@@ -100,6 +101,7 @@ def analyse_with_view(
     found.unknown_names = [data.UnknownName(n.side, n.name, list(n.close)) for n in given.unknown]
     found.frameworks = {side: f.name for side, f in zip((TRAIN, ROLLOUT), frameworks, strict=True)}
     found.exchanged = exchanged
+    found.steps = None if premise else _steps(view)
     kinds = {f.side for f in frameworks}
     found.note = "trainers" if kinds == {TRAIN} else "engines" if kinds == {ROLLOUT} else ""
     stages.end()
@@ -131,6 +133,21 @@ def _ranks(dump: Dump, options: RlOptions) -> list[Calls]:
     """The readable ranks of the first step that was asked for, stages of a pipeline as whole models."""
     step = choose_steps(dump.steps, options.steps, options.ranks)[0]
     return whole_models([read_calls(dump.rank(rank)) for rank in step.ranks if not rank.problem])
+
+
+def _steps(view: View) -> data.Steps | None:
+    calls = [max(sum(n == 0 for n in side.numbering.calls.values()), 1) for side in (view.train, view.rollout)]
+    tokens = [
+        side.calls.canonical.tokens if isinstance(side.calls, RoleCalls) and side.calls.canonical else None
+        for side in (view.train, view.rollout)
+    ]
+    one, other = tokens
+    cut = one is not None and other is not None and (one.is_cut or other.is_cut)
+    if calls == [1, 1] and not cut:
+        return None
+    if one is None or other is None or one.ids is None or other.ids is None:
+        return data.Steps(calls[0], calls[1], None, None, None)
+    return data.Steps(calls[0], calls[1], len(one.layers), one.count, other.count)
 
 
 def _need_modules(dump: Dump, side: RoleSide) -> None:

@@ -75,11 +75,12 @@ class Arithmetic:
     def add(self, x: Array, y: Array) -> Array:
         return self.round(x + y)
 
-    def rotate(self, x: Array, style: str, base: float = 10_000.0) -> Array:
-        """Rotary embedding of ``[tokens, heads, d]``: of the ``halves`` of a head, or of ``neighbours``."""
+    def rotate(self, x: Array, style: str, base: float = 10_000.0, first: int = 0) -> Array:
+        """Rotary embedding of ``[tokens, heads, d]``: of the ``halves`` of a head, or of ``neighbours``; ``first`` is the
+        position of the first token."""
         d = x.shape[-1]
         frequency = base ** -(np.arange(0, d, 2, dtype=np.float32) / d)
-        angle = np.arange(len(x), dtype=np.float32)[:, None, None] * frequency
+        angle = np.arange(first, first + len(x), dtype=np.float32)[:, None, None] * frequency
         cos, sin = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
         a, b = (x[..., ::2], x[..., 1::2]) if style == "neighbours" else (x[..., : d // 2], x[..., d // 2 :])
         turned = [a * cos - b * sin, b * cos + a * sin]
@@ -88,11 +89,14 @@ class Arithmetic:
         return self.round(np.concatenate(turned, -1))
 
     def attend(self, q: Array, k: Array, v: Array, factor: float) -> Array:
-        """Causal attention of ``q [tokens, heads, d]`` over ``k`` and ``v`` with as many heads or one for several."""
+        """Causal attention of ``q [tokens, heads, d]`` over ``k`` and ``v`` with as many heads or one for several. Where
+        there are more of those, the first ones are of earlier tokens."""
         k, v = (np.repeat(x, q.shape[1] // x.shape[1], axis=1) for x in (k, v))
         q, k, v = (x.transpose(1, 0, 2) for x in (q, k, v))
         scores = q @ k.transpose(0, 2, 1) * np.float32(factor / np.sqrt(q.shape[-1]))
-        scores = np.where(np.tri(len(scores[0]), dtype=bool), scores, np.float32(-1e30))
+        scores = np.where(
+            np.tri(q.shape[1], k.shape[1], k.shape[1] - q.shape[1], dtype=bool), scores, np.float32(-1e30)
+        )
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         weights /= weights.sum(-1, keepdims=True)
         return self.round((self.round(weights) @ v).transpose(1, 0, 2))

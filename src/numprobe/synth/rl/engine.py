@@ -13,10 +13,16 @@ KERNELS = {"silu": "NPU.npu_swiglu", "gelu": "NPU.npu_geglu", "relu": "Functiona
 
 
 class Engine(Runner):
-    def forward(self, ids: Array) -> None:
-        """One call of the model over the packed ids ``[tokens]``, then the logits of the last one and a sample."""
+    """Keys and values of a prompt are kept, for the calls that go on with it."""
+
+    def forward(self, ids: Array, first: int = 0) -> None:
+        """One call of the model over the packed ids ``[tokens]``, then the logits of the last one and a sample.
+
+        ``first`` is the position of the first of them: the earlier ones were given to the calls before."""
         call, tokens = self.recorder.call, self.same(ids)
-        self._positions = self.same(np.arange(len(ids)))
+        self._first, self._positions = first, self.same(np.arange(first, first + len(ids)))
+        if not first:
+            self._kept: dict[int, list[tuple[Array, Array]]] = {}
 
         def model() -> Spread:
             x: Spread = call(
@@ -124,17 +130,22 @@ class Engine(Runner):
 
     def _turned(self, x: Spread) -> Spread:
         heads = [y.reshape(len(y), -1, self.model.rope) for y in x]
-        return [self.arithmetic.rotate(y, self.side.rotary).reshape(len(y), -1) for y in heads]
+        return [self.arithmetic.rotate(y, self.side.rotary, first=self._first).reshape(len(y), -1) for y in heads]
 
     def _core(
         self, path: str, cls: str, name: str, inputs: tuple[Spread, ...], q: Spread, k: Spread, v: Spread, i: int
     ) -> Spread:
         def run() -> Spread:
-            done = []
-            for one in zip(q, k, v, strict=True):
+            done, earlier, kept = [], self._kept.get(i), []
+            for rank, one in enumerate(zip(q, k, v, strict=True)):
                 heads = [t.reshape(len(t), -1, self.model.head) for t in one]
-                y = self.attend(heads[0], heads[1], heads[2], i)
+                keys, values = heads[1:]
+                if earlier is not None:
+                    keys, values = (np.concatenate(both) for both in zip(earlier[rank], heads[1:], strict=True))
+                kept.append((keys, values))
+                y = self.attend(heads[0], keys, values, i)
                 done.append(y.reshape(len(y), -1))
+            self._kept[i] = kept
             return done
 
         return self.recorder.call(f"{path}.{name}", cls, inputs, run, place=f"layers.{i}.core")

@@ -13,7 +13,7 @@ CLASSES = {"silu": "SiLUActivation", "gelu": "GELUTanh", "relu": "ReLU"}
 class HuggingFace(Runner):
     """Of a model with grouped heads."""
 
-    def forward(self, ids: Array) -> None:
+    def forward(self, ids: Array, first: int = 0) -> None:
         """One call of the model over the ids ``[tokens]``."""
         call, tokens, root = self.recorder.call, self.same(ids[None]), f"{WRAPPED}.model"
 

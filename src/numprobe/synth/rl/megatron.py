@@ -12,7 +12,7 @@ ROOT = "module.module"
 
 
 class Megatron(Runner):
-    def forward(self, ids: Array) -> None:
+    def forward(self, ids: Array, first: int = 0) -> None:
         """One call of the model over the ids ``[tokens]``."""
         call, tokens = self.recorder.call, self.same(ids[None])
 

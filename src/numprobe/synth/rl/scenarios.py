@@ -10,6 +10,7 @@ from numprobe.synth.rl.model import Model
 from numprobe.synth.rl.side import Side
 
 FOUND, NONE = ("difference_found",), ("no_difference",)
+UNJOINED = ("premise_broken",)
 INSIDE = ("implementation_difference",)
 ORDER = ("layout_error", "implementation_difference")
 
@@ -28,7 +29,7 @@ class Plan:
 
     ``blind`` names the transform that figures cannot show, which an answer from figures has to name. ``shown_by``: the slot of
     ``figures.places[0]`` where it is to be measured whether figures show the fault at all; where both sides have its elements in
-    the ``same_order``, whether tensors do.
+    the ``same_order``, whether tensors do. ``unjoined``: the two sides have tokens in common, but only ids tell which.
     """
 
     model: Model
@@ -41,6 +42,7 @@ class Plan:
     ratio: float | None = None
     shown_by: str = ""
     same_order: bool = False
+    unjoined: bool = False
 
     def found(self, classes: tuple[str, ...], *places: str) -> Plan:
         """The same fault is found in both modes."""
@@ -248,6 +250,37 @@ def embedding_nan(draw: Random) -> Plan:
     return plan.found(("nonfinite_one_side",), "embed")
 
 
+def _stepped(draw: Random, unfed: int) -> Plan:
+    """The engine reads a prompt, in one call or in two, and then its own answer token by token; training reads both at once."""
+    plan = _clean(draw)
+    answer = draw.randint(2, 6)
+    prompt = plan.model.tokens - unfed - answer
+    chunk = draw.choice((prompt, -(-prompt // 2)))
+    chunks = (chunk, prompt - chunk) if chunk < prompt else (prompt,)
+    return plan.wrong("rollout", steps=(*chunks, *[1] * answer))
+
+
+def steps_clean(draw: Random) -> Plan:
+    """The steps together have as many tokens as training."""
+    return _stepped(draw, 0)
+
+
+def decode_clean(draw: Random) -> Plan:
+    """The token that was sampled last goes through no layer of the engine."""
+    return replace(_stepped(draw, 1), unjoined=True)
+
+
+def decode_activation(draw: Random) -> Plan:
+    return replace(_activation(_stepped(draw, 1), draw, draw.choice(("train", "rollout"))), unjoined=True)
+
+
+def decode_weight(draw: Random) -> Plan:
+    plan = _stepped(draw, 1)
+    layer = draw.randrange(plan.model.layers)
+    wrong = plan.wrong(draw.choice(("train", "rollout")), stale={f"{layer}.down": draw.choice((0.95, 1.05))})
+    return replace(wrong.found(("parameter_difference",), f"layers.{layer}.down"), unjoined=True)
+
+
 SCENARIOS: dict[str, Callable[[Random], Plan]] = {
     scenario.__name__: scenario
     for scenario in (
@@ -268,6 +301,10 @@ SCENARIOS: dict[str, Callable[[Random], Plan]] = {
         qkv_rows,
         prompt_shifted,
         embedding_nan,
+        steps_clean,
+        decode_clean,
+        decode_activation,
+        decode_weight,
         clean,
         clean_fused,
         clean_residual,

@@ -18,7 +18,8 @@ class Side:
     """``style`` megatron, hf or engine; the rest is right unless a scenario says otherwise.
 
     ``short_figures``: Mean and Norm are in the dtype of the tensor. ``stale`` are weights by their factor, ``stale_shard`` is
-    (weight, rank, factor) where ranks share weights.
+    (weight, rank, factor) where ranks share weights. ``steps``: how many tokens each call of an engine takes, one after
+    the other; empty: all in one.
     """
 
     style: str
@@ -30,6 +31,7 @@ class Side:
     shows_activation: bool = True
     warm_up: int = 0
     short_figures: bool = False
+    steps: tuple[int, ...] = ()
     activation: str = "silu"
     attention_factor: float = 1.0
     attention_layer: int | None = None
@@ -68,8 +70,8 @@ class Runner(ABC):
         }
 
     @abstractmethod
-    def forward(self, ids: Array) -> None:
-        """One recorded call of the model over the ids ``[tokens]``."""
+    def forward(self, ids: Array, first: int = 0) -> None:
+        """One recorded call of the model over the ids ``[tokens]``; only an engine can go on at a position ``first``."""
 
     def same(self, x: Array) -> Spread:
         """On all ranks."""

@@ -17,7 +17,7 @@ from numprobe.synth.rl.hf import HuggingFace
 from numprobe.synth.rl.megatron import Megatron
 from numprobe.synth.rl.model import Model, Weights, make_weights
 from numprobe.synth.rl.recorder import Recorder
-from numprobe.synth.rl.scenarios import NONE, SCENARIOS, Expected, Plan
+from numprobe.synth.rl.scenarios import NONE, SCENARIOS, UNJOINED, Expected, Plan
 from numprobe.synth.rl.side import Runner, Side
 
 STYLES: dict[str, type[Runner]] = {"megatron": Megatron, "hf": HuggingFace, "engine": Engine}
@@ -82,7 +82,7 @@ def simulate(
     truth = Truth(
         scenario,
         seed,
-        plan.verdicts,
+        UNJOINED if plan.unjoined and not tensors else plan.verdicts,
         plan.figures,
         plan.tensors,
         plan.blind,
@@ -101,7 +101,10 @@ def run(model: Model, side: Side, weights: Weights, ids: Array, code: str, *, te
     if side.warm_up:
         runner.forward(np.zeros(side.warm_up, np.int64))
         recorder.places.clear()
-    runner.forward(ids[side.shift : side.shift + model.tokens])
+    first = 0
+    for count in side.steps or (model.tokens,):
+        runner.forward(ids[side.shift + first : side.shift + first + count], first)
+        first += count
     return recorder
 
 

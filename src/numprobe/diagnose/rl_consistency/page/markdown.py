@@ -21,6 +21,10 @@ def render_markdown(result: RlResult, lang: str) -> str:
         "",
         f"- {say(lang, 'screen.coverage')}{say(lang, 'list.colon')}{escape(coverage)}",
     ]
+    joined_calls = view.steps(result)
+    if joined_calls is not None:
+        text = say(lang, joined_calls.key, **joined_calls.values)
+        lines.append(f"- {say(lang, 'screen.steps')}{say(lang, 'list.colon')}{escape(text)}")
     if result.tensors:
         text = say(lang, "screen.tensors_text", n=result.tensors, compared=view.compared(result))
         lines.append(f"- {say(lang, 'screen.tensors')}{say(lang, 'list.colon')}{escape(text)}")

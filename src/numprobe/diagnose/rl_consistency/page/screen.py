@@ -61,6 +61,9 @@ def _facts(result: RlResult, first: Finding | None, lang: str, style: Style) -> 
     values = {"train": len(result.unmatched_train), "rollout": len(result.unmatched_rollout)}
     coverage = say(lang, "screen.coverage_text", coverage=result.coverage, compared=view.compared(result), **values)
     rows.append(("screen.coverage", coverage))
+    joined_calls = view.steps(result)
+    if joined_calls is not None:
+        rows.append(("screen.steps", say(lang, joined_calls.key, **joined_calls.values)))
     if result.merged:
         rows.append(("screen.merged", say(lang, "screen.merged_text", **result.merged)))
     if result.tensors:
@@ -185,6 +188,7 @@ def render_json_line(result: RlResult, out: str, *, ascii_only: bool = False) ->
         "unknown_names": result.unknown_names,
         "frameworks": result.frameworks,
         "exchanged": result.exchanged,
+        "steps": result.steps,
         "note": result.note,
         "next": result.next,
     }

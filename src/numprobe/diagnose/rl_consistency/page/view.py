@@ -12,7 +12,7 @@ from numprobe.record.names import parse_name
 from numprobe.report import numbers
 
 FOUR = ("Max", "Min", "Mean", "Norm")
-REASONS = ("tokens", "count", "models")  # that have a text of their own
+REASONS = ("tokens", "count", "models", "steps")  # that have a text of their own
 MOST_SLOTS = 3  # of a record, on a terminal
 
 
@@ -118,6 +118,18 @@ def notes(result: RlResult) -> list[Said]:
     return [*told, *unknown_names(result)]
 
 
+def steps(result: RlResult) -> Said | None:
+    """Which calls were taken together, where they were more than one."""
+    if result.steps is None:
+        return None
+    found = result.steps
+    values = {"train_calls": found.train_calls, "rollout_calls": found.rollout_calls}
+    if found.tokens is None:
+        return Said("screen.steps_sizes", values)
+    tokens = {"tokens": found.tokens, "train": found.train_tokens, "rollout": found.rollout_tokens}
+    return Said("screen.steps_ids", {**values, **tokens})
+
+
 def unknown_names(result: RlResult) -> list[Said]:
     """What the mapping file names and no record has."""
     return [
@@ -136,7 +148,7 @@ def why(result: RlResult) -> Said:
 def next_steps(result: RlResult) -> list[Said]:
     """What to do now."""
     if result.verdict == "premise_broken":
-        return [Said("page.next.models" if result.reason == "models" else "next.tokens")]
+        return [Said({"models": "page.next.models", "steps": "next.steps"}.get(result.reason, "next.tokens"))]
     if result.verdict == "inconclusive":
         return [Said("next.coverage")]
     if not result.findings:
