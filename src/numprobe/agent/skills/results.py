@@ -7,7 +7,7 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from numprobe.diagnose.rl_consistency.result import Key, Probe, UnknownName
+from numprobe.diagnose.rl_consistency.result import Key, Probe, Steps, UnknownName
 
 Figure: TypeAlias = "float | Literal['nan', 'inf', '-inf'] | None"
 """JSON has no NaN and no infinities: they are these words."""
@@ -99,6 +99,7 @@ class RlConsistency(msgspec.Struct):
     frameworks: dict[str, str]
     exchanged: Annotated[bool, Meta(description="The first dump that was given is the rollout side.")]
     note: Annotated[str, Meta(description="trainers or engines where both dumps are of one side.")]
+    steps: Steps | None
 
 
 class CompareFinding(msgspec.Struct):
