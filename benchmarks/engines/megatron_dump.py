@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from recording import TOKENS, arguments, prompt, recorded
+from recording import arguments, recorded, sequences
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -199,14 +199,20 @@ def experts(part: dict[str, Tensor], ours: str, c: Config, asked: argparse.Names
 
 
 def forward(model: torch.nn.Module, asked: argparse.Namespace, c: Config) -> None:
-    ids, positions = prompt()[None], torch.arange(TOKENS)[None]
-    mask = torch.ones(1, 1, TOKENS, TOKENS).triu(1).bool()
+    for sequence in sequences(asked.answer):
+        one_pass(model, sequence, asked, c)
+
+
+def one_pass(model: torch.nn.Module, sequence: Tensor, asked: argparse.Namespace, c: Config) -> None:
+    tokens = len(sequence)
+    ids, positions = sequence[None], torch.arange(tokens)[None]
+    mask = torch.ones(1, 1, tokens, tokens).triu(1).bool()
     if asked.pp == 1:
         model(ids, positions, mask)
         return
     from megatron.core import parallel_state as ps
 
-    shape, dtype = (TOKENS, 1, c["hidden_size"]), getattr(torch, asked.dtype)
+    shape, dtype = (tokens, 1, c["hidden_size"]), getattr(torch, asked.dtype)
     if not ps.is_pipeline_first_stage():
         hidden = torch.empty(shape, dtype=dtype)
         dist.recv(hidden, ps.get_pipeline_model_parallel_prev_rank())

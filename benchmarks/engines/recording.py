@@ -18,6 +18,17 @@ def prompt() -> torch.Tensor:
     return torch.randint(0, 500, (TOKENS,), generator=torch.Generator().manual_seed(1))
 
 
+def requests() -> list[tuple[list[int], int]]:
+    """Prompts of several lengths, and the token that all of the answer is: engines can be made to give it."""
+    return [(prompt()[:length].tolist(), token) for length, token in ((24, 401), (9, 402), (15, 403))]
+
+
+def sequences(answer: int) -> list[torch.Tensor]:
+    """What training reads: the prompt, or with ``answer`` tokens every request with its answer."""
+    whole = [torch.tensor(ids + [token] * answer) for ids, token in requests()]
+    return whole if answer else [prompt()]
+
+
 def arguments(*more: str) -> argparse.Namespace:
     """CHECKPOINT OUT --dtype --task --tool, and ``more`` numbers that are 1 unless said."""
     parser = argparse.ArgumentParser()
@@ -27,6 +38,9 @@ def arguments(*more: str) -> argparse.Namespace:
     parser.add_argument("--task", default="statistics")
     parser.add_argument("--tool", default="numprobe", choices=("numprobe", "msprobe"))
     parser.add_argument("--fault", default="")
+    parser.add_argument(
+        "--answer", type=int, default=0, help="tokens that the engine decodes for each of several requests"
+    )
     for name in more:
         parser.add_argument(f"--{name}", type=int, default=1)
     return parser.parse_args()

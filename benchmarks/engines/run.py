@@ -95,6 +95,20 @@ EXPERTS = [
 OF_CONVERSION = ("qkv", "shard")  # the others are of the checkpoint
 
 
+ANSWERS = [  # prompts in chunks, answers token by token, joined by token ids
+    Case("answers, clean", "megatron --answer 5", "vllm --answer 5"),
+    Case("answers, clean hf", "hf --answer 5", "vllm --answer 5"),
+    *(
+        Case(f"answers, {name}", "megatron --answer 5", "vllm --answer 5", fault, "", classes, words)
+        for name, fault, classes, words in (
+            ("stale weight", "stale_weight", PARAMETER, DOWN),
+            ("epsilon", "epsilon", IMPLEMENTATION, ("layers.0.input_layernorm",)),
+            ("rotary base", "rotary_base", SETTING, ATTENTION),
+        )
+    ),
+]
+
+
 def cases(kind: str) -> list[Case]:
     return CLEAN + EITHER + (EXPERTS if kind.endswith("moe") else DENSE)
 
@@ -172,9 +186,9 @@ def _told(f: Finding) -> str:
     return f"{f.clazz} ({f.kind}) {f.suspect.train or f.suspect.rollout} {f.confidence}"
 
 
-def _wanted(asked: argparse.Namespace) -> Iterator[tuple[str, Case]]:
+def _wanted(asked: argparse.Namespace, task: str) -> Iterator[tuple[str, Case]]:
     for kind in asked.kind or KINDS:
-        for case in cases(kind):
+        for case in cases(kind) + (ANSWERS if task == "tensor" else []):
             if not asked.case or any(case.name.startswith(wanted) for wanted in asked.case):
                 yield kind, case
 
@@ -192,7 +206,7 @@ def main() -> int:
     for tool in asked.tool or ("numprobe", "msprobe"):
         for task in asked.task or ("statistics", "tensor"):
             for dtype in asked.dtype or ("float32", "bfloat16"):
-                for kind, case in _wanted(asked):
+                for kind, case in _wanted(asked, task):
                     one = argparse.Namespace(dtype=dtype, task=task, tool=tool)
                     right, said = answer(case, kind, one)
                     wrong += not right

@@ -1,4 +1,4 @@
-"""A prefill of vLLM, in this process, so that hooks reach the model."""
+"""A prefill of vLLM, in this process, so that hooks reach the model; with ``--answer`` also chunks and decode steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ os.environ.update(
     DO_NOT_TRACK="1",
 )
 
-from recording import arguments, prompt, recorded
+from recording import arguments, prompt, recorded, requests
 from vllm import LLM, SamplingParams
 
 if __name__ == "__main__":
@@ -25,9 +25,15 @@ if __name__ == "__main__":
         max_model_len=128,
         max_num_seqs=4,
         enable_prefix_caching=False,
+        **({"max_num_batched_tokens": 16, "enable_chunked_prefill": True} if asked.answer else {}),
     )
     model = engine.llm_engine.model_executor.driver_worker.worker.model_runner.get_model()
-    with recorded(model, asked):
-        engine.generate(
-            [{"prompt_token_ids": prompt().tolist()}], SamplingParams(max_tokens=1, temperature=0, detokenize=False)
+    asks = requests() if asked.answer else [(prompt().tolist(), None)]
+    settings = [
+        SamplingParams(
+            max_tokens=asked.answer or 1, temperature=0, detokenize=False, allowed_token_ids=[token] if token else None
         )
+        for _, token in asks
+    ]
+    with recorded(model, asked):
+        engine.generate([{"prompt_token_ids": ids} for ids, _ in asks], settings)
