@@ -557,3 +557,43 @@ def test_damaged_dumps_end_in_a_verdict_or_one_error(
     assert result.verdict != "pass" or (not result.counts["error"] and result.counts["pass"] + result.counts["warning"])
     assert json.loads((run.path / "result.json").read_text())["verdict"] == result.verdict
     json.loads(render_json_line(result, "out"))
+
+
+def test_an_error_of_the_input_leaves_no_folder_behind(tmp_path: Path) -> None:
+    sides = [
+        write(tmp_path / side, {"Functional.silu.0.forward": call([tensor([1.0])], [tensor([1.0])])}) for side in "tg"
+    ]
+    (sides[1] / "rank0").rename(sides[1] / "rank7")
+    (sides[0] / "rank3").mkdir()
+    shutil.copy(sides[0] / "rank0" / "dump.json", sides[0] / "rank3")
+    out = tmp_path / "out"
+    with pytest.raises(NumprobeError, match="E-CMP-001"):
+        run_to_folder(*sides, CompareOptions(use_cache=False), out)
+    assert not out.exists()
+    out.mkdir()
+    (out / "mine").mkdir()
+    (out / "mine" / "kept").write_text("")
+    with pytest.raises(NumprobeError, match="E-OUT-001"):
+        run_to_folder(*sides, CompareOptions(use_cache=False), out)
+    assert (out / "mine" / "kept").exists()
+
+
+def test_a_run_that_was_there_stays_when_its_input_is_lost(tmp_path: Path) -> None:
+    sides = [
+        write(tmp_path / side, {"Functional.silu.0.forward": call([tensor([1.0])], [tensor([1.0])])}) for side in "tg"
+    ]
+    out = tmp_path / "out"
+    run_to_folder(*sides, CompareOptions(use_cache=False), out)
+    (sides[1] / "rank0" / "dump.json").write_text("no json")
+    with pytest.raises(NumprobeError):
+        run_to_folder(*sides, CompareOptions(use_cache=False), out)
+    assert (out / "report.html").exists()
+    assert (out / "run.json").exists()
+
+
+def test_an_output_below_a_file_needs_another_place_not_more_room(tmp_path: Path) -> None:
+    step = write(tmp_path / "t", {"Functional.silu.0.forward": call([tensor([1.0])], [tensor([1.0])])})
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NumprobeError, match="E-OUT-002") as caught:
+        run_to_folder(step, step, CompareOptions(use_cache=False), tmp_path / "file" / "out")
+    assert caught.value.do == "choose another -o"

@@ -363,3 +363,10 @@ def test_figures_are_written_as_everywhere():
 def with_norm(norm: Number):
     (leaf,) = finding().leaves[1:]
     return msgspec.structs.replace(leaf, target=msgspec.structs.replace(leaf.target, norm=norm))
+
+
+def test_a_model_without_layers_counts_none() -> None:
+    cells = [msgspec.structs.replace(cell, layer=None) for cell in heat()]
+    pages = [render_html(result(heat=cells), lang) for lang in ("en", "zh")]
+    assert all("0 layers" not in page and "0 层" not in page for page in pages)
+    assert "0 layers" not in render_html(result(heat=heat()), "en")

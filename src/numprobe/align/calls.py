@@ -59,6 +59,13 @@ class Calls:
                 inside[parent].append(i)
         return inside
 
+    def forget(self) -> None:
+        """Drop what was made for looking up; it is made again where it is needed."""
+        for name in ("position", "children", "depth", "_codes"):
+            self.__dict__.pop(name, None)
+        for dump in self.dumps:
+            dump.forget()
+
     @cached_property
     def depth(self) -> list[int]:
         found = [-1] * len(self.parent)

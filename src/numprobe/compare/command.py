@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -76,7 +77,7 @@ def run_to_folder(
     told = Told(listener)
     inputs: dict[str, object] = {"target": str(Path(target).resolve()), "golden": str(Path(golden).resolve())}
     run = open_run("compare", out, inputs, _manifest_options(options, output, lang))
-    with marked(run, told), without_collector():
+    with discarded_if_empty(run), marked(run, told), without_collector():
         parts = run.path / "parts"
         with writing(run.path):
             parts.mkdir(exist_ok=True)
@@ -92,6 +93,16 @@ def run_to_folder(
         _write(run, comparison, output, lang)
     run.finish("done")
     return comparison, run
+
+
+@contextmanager
+def discarded_if_empty(run: RunFolder) -> Iterator[None]:
+    """Inside, an error of the input that comes before anything is written leaves no folder behind."""
+    try:
+        yield
+    except NumprobeError:
+        run.discard()
+        raise
 
 
 def _compat(folder: Path, target: Path, dump: Dump, options: CompareOptions, output: Output) -> Compat:

@@ -134,8 +134,10 @@ def _sides(task: RankTask) -> tuple[Calls, Calls]:
         with beside(golden.look) as other:
             one = read_calls(target)
             golden.seen(other())
-            return one, read_calls(golden)
-    return read_calls(target), read_calls(golden)
+    else:
+        one = read_calls(target)
+    golden.share_names(target)
+    return one, read_calls(golden)
 
 
 def _paired(task: RankTask, target: Calls, golden: Calls) -> RecordPairs:

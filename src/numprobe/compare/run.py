@@ -154,8 +154,11 @@ def _work(item: tuple[RankTask, Path | None]) -> RankOutcome | NumprobeError:
         write_rank(compared, task.compat)
     outcome.problems += _growing(task, before, outcome.problems)
     if part is not None:
+        for calls in (compared.target, compared.golden):
+            calls.forget()
+        release_freed_memory()
         table = table_of(compared)
-        del compared  # all that is left is written without it
+        del compared, calls  # all that is left is written without it
         release_freed_memory()
         with writing(part.parent):
             write_parquet(table, part)

@@ -161,6 +161,11 @@ class RankDump:
         """
         return read_values(self)
 
+    def forget(self) -> None:
+        """Drop what construct.json and stack.json say; it is read again where it is needed."""
+        for name in ("tree", "stacks", "recomputed"):
+            self.__dict__.pop(name, None)
+
     def look(self) -> tuple[RankIndex, ValueTable]:
         """Index and values, for another process: without what is made of the names there.
 
@@ -172,8 +177,16 @@ class RankDump:
 
     def seen(self, found: tuple[RankIndex, ValueTable]) -> None:
         """Take over what :meth:`look` gave in another process."""
-        self.index, values = found
-        self.values = replace(values, ops=[parse_name(name) for name in values.names])
+        self.index, self.values = found
+
+    def share_names(self, other: RankDump) -> None:
+        """Have the names of another dump in common, where they are the same: half of the memory of both."""
+        values = self.values
+        if values.names == other.values.names:
+            self.index.names = values.names = other.values.names
+            values.ops = other.values.ops
+        elif not values.ops:
+            values.ops = [parse_name(name) for name in values.names]
 
     @cached_property
     def recomputed(self) -> frozenset[str]:

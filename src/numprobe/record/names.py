@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import lru_cache
+from sys import intern
 
 FORWARD = "forward"
 BACKWARD = "backward"
@@ -19,7 +20,7 @@ _LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.([0-9]{1,9})(?=\.
 _CALL = re.compile(r"[0-9]{1,18}")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)  # there are millions
 class OpName:
     """The parts of a record's name.
 
@@ -50,7 +51,7 @@ class OpName:
 @lru_cache(maxsize=1 << 16)
 def parse_name(name: str) -> OpName:
     """Parse a record's name. Never fails: a name of no known form has kind ``other``."""
-    parts = name.split(".")
+    parts = [intern(part) for part in name.split(".")]
     n = len(parts)
     if n >= 4 and parts[0] in ("Module", "Cell") and _CALL.fullmatch(parts[-1]):
         word = parts[-2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from decimal import Decimal
 
 ABSENT = "-"  # HTML shows an em dash instead; never 0, never blank
 
@@ -47,8 +48,12 @@ def count(value: int) -> str:
 def percent(share: float) -> str:
     """A share of 1 as a percentage: 2 significant digits, 3 from 10 %. State the base next to it."""
     value = share * 100
-    if not math.isfinite(value):
+    if not math.isfinite(share):
         return f"{value} %"
+    if not abs(value) < 1e9:
+        return f"{Decimal(share) * 100:.2e} %".replace(
+            "e+", "e"
+        )  # exact: 100 times a float may be more than floats hold
     if value == 0:
         return "0 %"
     digits = 3 if abs(value) >= 9.95 else 2

@@ -80,23 +80,30 @@ class RunFolder:
         self.write_text(name, out.getvalue())
 
     def discard(self) -> None:
-        """Take away the folder of a run that has not written anything; what else lies there stays."""
+        """Take away the folder of a run that has not written anything but its manifest."""
         with suppress(OSError):
-            (self.path / MANIFEST).unlink()
-            for part in sorted(self.path.iterdir()):
-                part.rmdir()  # empty ones only
-            self.path.rmdir()
+            others = [part for part in self.path.iterdir() if part.name != MANIFEST]
+            if all(part.is_dir() and not any(part.iterdir()) for part in others):
+                for part in others:
+                    part.rmdir()
+                (self.path / MANIFEST).unlink()
+                self.path.rmdir()
 
     def finish(self, status: str, **more: object) -> None:
         self.manifest.update(more)
         self.manifest["status"] = status
         self.manifest["ended"] = _now()
         with writing(self.path):
-            self.manifest["artifacts"] = [
-                {"name": n, "blake2b": hashlib.blake2b((self.path / n).read_bytes(), digest_size=16).hexdigest()}
-                for n in self.artifacts
-            ]
+            self.manifest["artifacts"] = [{"name": n, "blake2b": _digest(self.path / n)} for n in self.artifacts]
         self.write_json(MANIFEST, self.manifest)
+
+
+def _digest(file: Path) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    with file.open("rb") as content:
+        while piece := content.read(1 << 20):  # tables may be of gigabytes
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def open_run(skill: str, out: Path | None, inputs: dict[str, object], options: dict[str, object]) -> RunFolder:

@@ -14,7 +14,7 @@ from numprobe.record.names import OpName
 
 T = TypeVar("T")
 Rows = NDArray[np.int64]
-SPARSE = ("exact", "scalars", "digests", "files", "grad", "stat_dtypes")  # of ValueTable, by row
+SPARSE = ("exact", "scalars", "digests", "files", "stat_dtypes")  # of ValueTable, by row
 
 
 def concatenated(tables: Sequence[ValueTable]) -> ValueTable:
@@ -45,6 +45,9 @@ def concatenated(tables: Sequence[ValueTable]) -> ValueTable:
             for name in SPARSE
         },
         fine=frozenset.intersection(*(t.fine for t in tables)),
+        grad=np.concatenate([t.grad for t in tables])
+        if all(len(t.grad) == len(t) for t in tables)
+        else tables[0].grad[:0],
     )
 
 
@@ -73,6 +76,7 @@ def gathered(
         grad_of=dict(grad_of),
         **{name: _picked(getattr(table, name), rows) for name in SPARSE},
         fine=table.fine,
+        grad=table.grad[rows] if len(table.grad) else table.grad,
     )
 
 

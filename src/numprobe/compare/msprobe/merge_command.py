@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,8 +18,9 @@ from numprobe.compare.msprobe.selection import Selection, read_selection
 from numprobe.compare.table import write_parquet
 from numprobe.execution.memory import without_collector
 from numprobe.execution.stages import ignore
+from numprobe.report.json_text import json_text
 from numprobe.report.language import is_utf8
-from numprobe.report.run_folder import RunFolder, open_run, plain, writing
+from numprobe.report.run_folder import RunFolder, open_run, writing
 from numprobe.report.running import Told, marked, print_conclusion
 from numprobe.report.terminal import Style, columns, joined, printable, table, wrap
 
@@ -169,7 +169,7 @@ def run_command(
     folder = run.path.as_posix()
     if as_json:
         ascii_only = not is_utf8(sys.stdout.encoding)
-        print_conclusion(json.dumps(plain(as_object(outcome, folder)), ensure_ascii=ascii_only))
+        print_conclusion(json_text(as_object(outcome, folder), ascii_only=ascii_only))
     else:
         files = [f"{folder}/{name}" for name in run.artifacts if name != "result.json"]
         print_conclusion(render(outcome, lang, style_out, files))

@@ -149,7 +149,7 @@ class TableItems:
         digest, file = table.digests.get(row), table.files.get(row)
         is_tensor = bool(dtype)
         if is_tensor:
-            grad = table.grad.get(row)
+            grad = table.requires_grad(row)
             shape = self._shapes[self._shape[row]]
             wanted = NOT_APPLICABLE if grad is None else str(grad)
             figures = self._figures[row] if self._plain[row] else self._odd_figures(row)

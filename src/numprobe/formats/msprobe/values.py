@@ -98,9 +98,10 @@ class ValueTable:
     ``slot`` indexes ``slots`` (role, path), ``kind`` indexes ``kinds`` (type, dtype as written, short dtype), ``shape`` indexes
     ``shapes`` (None where unknown). ``figures`` is (rows, 4) float64: max, min, mean, norm, NaN where the file gives none;
     ``status`` (rows, 4) says which (:data:`ABSENT`, :data:`NULL`, :data:`GIVEN`). ``exact`` holds the figures of a row where
-    one of them is no float in the file (integers of any length, booleans). ``scalars``, ``digests``, ``files``, ``grad``
-    (requires_grad) and ``stat_dtypes`` are sparse: row -> value. ``grad_of`` names, by record, the inputs whose gradients its
-    outputs are. ``fine`` has the short dtypes whose means and norms were computed with more digits than the dtype has.
+    one of them is no float in the file (integers of any length, booleans). ``scalars``, ``digests``, ``files`` and
+    ``stat_dtypes`` are sparse: row -> value. ``grad_of`` names, by record, the inputs whose gradients its
+    outputs are. ``grad`` says by row what the file says of requires_grad (-1: nothing), or is empty. ``fine`` has the dtypes
+    whose means and norms were computed with more digits than the dtype has.
     """
 
     names: list[str]
@@ -119,16 +120,19 @@ class ValueTable:
     scalars: dict[int, object] = field(default_factory=dict)
     digests: dict[int, str] = field(default_factory=dict)
     files: dict[int, str] = field(default_factory=dict)
-    grad: dict[int, bool] = field(default_factory=dict)
     stat_dtypes: dict[int, str] = field(default_factory=dict)
     grad_of: dict[int, list[str]] = field(default_factory=dict)
     fine: frozenset[str] = frozenset()
+    grad: NDArray[np.int8] = field(default_factory=lambda: np.zeros(0, np.int8))
 
     def __len__(self) -> int:
         return len(self.slot)
 
     def rows(self, op: int) -> range:
         return range(int(self.first[op]), int(self.first[op + 1]))
+
+    def requires_grad(self, row: int) -> bool | None:
+        return bool(self.grad[row]) if len(self.grad) and self.grad[row] >= 0 else None
 
     def op_of(self) -> NDArray[np.int64]:
         """The record of every row."""
@@ -201,6 +205,7 @@ def _decoded(raw: bytes, decoder: msgspec.json.Decoder[_Decoded]) -> _Decoded | 
         return None
 
 
+_GRAD = {None: -1, False: 0, True: 1}
 _KIND = attrgetter("kind")
 _CALLS = frozenset(("api", "module", "other"))
 _ONLY_LEAVES, _ONLY_FLOATS = {_Leaf}, {float}
@@ -228,7 +233,7 @@ class _Builder:
         self.rows = 0  # of the blocks that have ended
         self.slots, self.kinds, self.shapes = Texts(), Texts(), Texts()
         self.sparse: dict[str, dict[int, Any]] = {
-            name: {} for name in ("exact", "scalars", "digests", "files", "grad", "stat_dtypes", "grad_of")
+            name: {} for name in ("exact", "scalars", "digests", "files", "stat_dtypes", "grad_of")
         }
         self.blocks: list[tuple[NDArray[Any], ...]] = []
         self.slot: list[int] = []
@@ -337,7 +342,6 @@ class _Builder:
                 if written[row] is not _UNSET:
                     self._odd_figure(figures, status, row, column, number(written[row]))
         for name, key in (
-            ("grad", "requires_grad"),
             ("stat_dtypes", "stat_dtype"),
             ("digests", "md5"),
             ("files", "data_name"),
@@ -356,6 +360,7 @@ class _Builder:
                 np.fromiter(map(self._shapes.__getitem__, shapes), np.int32, n),
                 figures,
                 status,
+                np.fromiter(map(_GRAD.__getitem__, _all(leaves, "requires_grad")), np.int8, n),
             )
         )
         self.rows += n
@@ -376,7 +381,7 @@ class _Builder:
         if not self.blocks:
             self.end_block()
         columns: list[NDArray[Any]] = [np.concatenate(column) for column in zip(*self.blocks, strict=True)]
-        slot, kind, shape, figures, status = columns
+        slot, kind, shape, figures, status, grad = columns
         shapes = [clean_shape(s) for s in self.shapes.all]
         kinds = [(type_, dtype, short_dtype(dtype)) for type_, dtype in self.kinds.all]
         sizes = np.array([-1 if (n := numel(s)) is None else n for s in shapes], np.int64)
@@ -402,6 +407,7 @@ class _Builder:
             exact,
             **self.sparse,
             fine=_fine(kinds, kind, figures[:, 3]),
+            grad=grad,
         )
 
 
