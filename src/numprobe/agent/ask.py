@@ -55,9 +55,16 @@ class Asked:
 
 
 def ask(
-    text: str, audience: Audience, *, paths: Sequence[str] = (), lang: str | None = None, out: Path | None = None
+    text: str,
+    audience: Audience,
+    *,
+    paths: Sequence[str] = (),
+    lang: str | None = None,
+    out: Path | None = None,
+    folder: Path = OUT,
 ) -> Asked:
-    """Answer a sentence by rules. ``lang``: of the answer, where it is not that of the sentence; ``out``: the run's folder.
+    """Answer a sentence by rules. ``lang``: of the answer, where it is not that of the sentence; ``out``: the run's folder, else
+    a new one in ``folder``.
 
     Raises:
         NumprobeError: E-AGT-002 a path is not there, or what the skill that runs raises.
@@ -68,15 +75,15 @@ def ask(
     _refuse_missing(probes)
     chosen = route(sentence, probes)
     if chosen.intent == "follow_up":
-        return _followed(sentence.rest.replace("\ufffc", " "), chosen, audience, lang, out)
+        return _followed(sentence.rest.replace("\ufffc", " "), chosen, audience, lang, out, folder)
     if chosen.intent in ("", "help", *UNSUPPORTED):
         return _not_run(chosen, lang)
     _refuse_unreadable(probes, chosen)
     if chosen.missing:
         return _missing(chosen, lang)
     if chosen.intent == "inspect":
-        return _inspected(chosen.inputs["dump"], lang)
-    return _ran(sentence, chosen, audience, lang, out)
+        return inspected(chosen.inputs["dump"], lang)
+    return _ran(sentence, chosen, audience, lang, out or new_folder(chosen.intent, folder))
 
 
 def worded(asked: Asked, text: str, brain: Brain, on: Listening | None, paths: Sequence[str] = ()) -> Asked:
@@ -129,10 +136,10 @@ def _refuse_unreadable(probes: Sequence[Probe], chosen: Route) -> None:
             raise found.problem
 
 
-def _followed(text: str, chosen: Route, audience: Audience, lang: str, out: Path | None) -> Asked:
+def _followed(text: str, chosen: Route, audience: Audience, lang: str, out: Path | None, folder: Path) -> Asked:
     from numprobe.agent.follow.answering import follow
 
-    return follow(chosen.inputs["run"], text, audience, lang=lang, out=out)
+    return follow(chosen.inputs["run"], text, audience, lang=lang, out=out, folder=folder)
 
 
 def _not_run(chosen: Route, lang: str) -> Asked:
@@ -155,7 +162,8 @@ def _missing(chosen: Route, lang: str) -> Asked:
     return Asked(chosen.intent, answer, missing=list(chosen.missing), exit_code=NOT_ANSWERED)
 
 
-def _inspected(path: str, lang: str) -> Asked:
+def inspected(path: str, lang: str) -> Asked:
+    """What lies in a dump."""
     from numprobe.diagnose import overview
     from numprobe.report.terminal import Style
 
@@ -166,7 +174,7 @@ def _inspected(path: str, lang: str) -> Asked:
     return Asked("inspect", answer, msgspec.json.decode(overview.as_json(found)))
 
 
-def _ran(sentence: Sentence, chosen: Route, audience: Audience, lang: str, out: Path | None) -> Asked:
+def _ran(sentence: Sentence, chosen: Route, audience: Audience, lang: str, out: Path) -> Asked:
     from numprobe.agent.follow.question import read_question
     from numprobe.agent.follow.reply import conclusion, reply
     from numprobe.agent.runs import load_run
@@ -195,7 +203,7 @@ def skill_of(intent: str) -> Skill:
 
 def new_folder(skill: str, root: Path = OUT) -> Path:
     """The folder of a new run of a skill, named as the command of the skill does."""
-    return default_folder({"nan_overflow": "nan", "rl_consistency": "rl"}.get(skill, skill), root)
+    return default_folder({"nan_overflow": "nan", "rl_consistency": "rl", "map": "rl"}.get(skill, skill), root)
 
 
 def run_skill(

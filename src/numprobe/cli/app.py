@@ -46,9 +46,10 @@ def main(
 
 
 def _register() -> None:
-    from numprobe.cli import ask, collect, compare, config, demo, inspect, map, mcp, merge, nan, rl, skills, synth
+    from numprobe.cli import ask, chat, collect, compare, config, demo, inspect, map, mcp, merge, nan, rl, skills, synth
 
     app.command("ask", short_help="One sentence: the skill is chosen, run, and the answer given.")(ask.ask)
+    app.command("chat", short_help="The same as a conversation, with follow-ups and kept sessions.")(chat.chat)
     app.command("follow", short_help="A question on a run, answered from what it wrote.")(ask.follow)
     app.command("nan")(nan.nan)
     app.command("compare", cls=compare.CompareCommand, short_help="Where two runs part, and what brought it in.")(

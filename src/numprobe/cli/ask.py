@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from numprobe.cli import common
-from numprobe.cli.voice import Terminal, Voice
+from numprobe.cli.voice import Terminal, Voice, brain_of
+
+if TYPE_CHECKING:
+    from numprobe.agent.ask import Asked
 
 Llm = typer.Option(None, "--llm", help="none, auto, or an alias of the settings; default: theirs.", metavar="NAME")
 ShowSent = typer.Option(False, "--show-sent", help="Print all that goes to the language model, on stderr.")
@@ -35,10 +40,8 @@ def ask(
     chosen = common.language(lang) if lang is not None else None
     terminal = Terminal(progress, quiet)
     named = read_sentence(sentence, paths or [])
-    language = chosen or named.lang
-    voice = Voice(llm, language, show_sent, as_json, terminal, [*named.paths])
     asked = answer(sentence, terminal, paths=paths or [], lang=chosen, out=out)
-    raise typer.Exit(voice.show(asked, sentence))
+    raise typer.Exit(_shown(asked, sentence, chosen or named.lang, llm, show_sent, as_json, terminal, named.paths))
 
 
 def follow(
@@ -71,6 +74,25 @@ def follow(
                 "E-AGT-003", "there is no run below numprobe_out", do="name the folder of a run", where="last"
             )
     terminal = Terminal(progress, quiet)
-    voice = Voice(llm, chosen or read_sentence(question).lang, show_sent, as_json, terminal, [])
     asked = answer(str(folder), question, terminal, lang=chosen, out=out)
-    raise typer.Exit(voice.show(asked, question))
+    language = chosen or read_sentence(question).lang
+    raise typer.Exit(_shown(asked, question, language, llm, show_sent, as_json, terminal))
+
+
+def _shown(
+    asked: Asked,
+    question: str,
+    lang: str,
+    llm: str | None,
+    show_sent: bool,
+    as_json: bool,
+    terminal: Terminal,
+    paths: Sequence[str] = (),
+) -> int:
+    roots = [*([asked.run] if asked.run else []), *map(Path, paths)]
+    brain = brain_of(llm, terminal, lang, roots, show_sent=show_sent)
+    try:
+        return Voice(brain, lang, as_json, terminal).show(asked, question, paths).exit_code
+    finally:
+        if brain is not None:
+            brain.close()

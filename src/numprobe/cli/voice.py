@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from numprobe.cli import common
 from numprobe.record.errors import NumprobeError
+from numprobe.report.run_folder import OUT
 
 if TYPE_CHECKING:
     from numprobe.agent.ask import Asked
@@ -51,69 +51,69 @@ class Terminal:
             display.close()
 
 
+def brain_of(
+    llm: str | None, terminal: Terminal, lang: str, roots: list[Path], *, show_sent: bool = False, folder: Path = OUT
+) -> Brain | None:
+    """The model that ``--llm`` or the settings name, None where none is wanted.
+
+    One of the settings that cannot be had costs nothing but its words: a warning.
+
+    Raises:
+        NumprobeError: E-SET-..., E-LLM-001: the one that ``--llm`` names cannot be had.
+    """
+    from numprobe.agent.config.settings import load_settings
+
+    found = load_settings({"default_llm": llm}).llm(llm or "")
+    if found is None:
+        return None
+    from numprobe.agent.llm.brain import Brain
+    from numprobe.agent.tools import Toolbox
+
+    try:
+        mark = "⚠" if common.style(sys.stdout).unicode else "(?)"
+        toolbox = Toolbox(terminal, folder, lang, [folder, *roots])
+        return Brain(*found, toolbox, _sent if show_sent else None, mark)
+    except NumprobeError as error:
+        if llm not in (None, "auto"):
+            raise
+        common.show_error(error, symbol="warning")
+        return None
+
+
+def _sent(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
 @dataclass(frozen=True)
 class Voice:
-    """Shows an answer, and what a language model says to it where one is asked for.
+    """Shows answers in one language, and what a language model says to them where there is one."""
 
-    ``llm`` is what ``--llm`` says; ``paths`` are those of the question, which the model's tools may read.
-    """
-
-    llm: str | None
+    brain: Brain | None
     lang: str
-    show_sent: bool
     as_json: bool
     terminal: Terminal
-    paths: list[str]
+    hints: bool = True  # how to ask on: a conversation needs none
 
-    def show(self, asked: Asked, question: str) -> int:
-        """Print it; the exit code."""
+    def show(self, asked: Asked, question: str, paths: Sequence[str] = ()) -> Asked:
+        """Print it; ``paths`` are those of the question. What is returned has the model's words, and a run that it made."""
         from numprobe.agent.ask import worded
 
-        brain = self._brain(asked)
+        brain = self.brain
         if brain is None:
             self._print(asked)
-            return asked.exit_code
+            return asked
         settled = asked.run is not None or asked.answer.known
-        try:
-            if settled and not self.as_json:
-                self._print(asked)
-            on = None if self.as_json else self._listening(brain)
-            asked = worded(asked, question, brain, on, self.paths)
-        finally:
-            brain.close()
+        if settled and not self.as_json:
+            self._print(asked)
+        on = None if self.as_json else self._listening(brain)
+        asked = worded(asked, question, brain, on, paths)
         if asked.warning is not None:
             common.show_error(asked.warning, symbol="warning")
         if self.as_json or not settled:
             self._print(asked)
         if asked.said is not None and not self.as_json:
             self._footnote(asked, brain)
-        return asked.exit_code
-
-    def _brain(self, asked: Asked) -> Brain | None:
-        """The model, where one is set up or asked for; one of the settings that cannot be had costs nothing but its words."""
-        from numprobe.agent.config.settings import load_settings
-        from numprobe.report.run_folder import OUT
-
-        found = load_settings({"default_llm": self.llm}).llm(self.llm or "")
-        if found is None:
-            return None
-        from numprobe.agent.llm.brain import Brain
-        from numprobe.agent.tools import Toolbox
-
-        alias, llm = found
-        roots = [OUT, *([asked.run] if asked.run else []), *map(Path, self.paths)]
-        toolbox = Toolbox(self.terminal, OUT, self.lang, roots)
-        try:
-            mark = "⚠" if common.style(sys.stdout).unicode else "(?)"
-            return Brain(alias, llm, toolbox, self._sent if self.show_sent else None, mark)
-        except NumprobeError as error:
-            if self.llm not in (None, "auto"):
-                raise
-            common.show_error(error, symbol="warning")
-            return None
-
-    def _sent(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        return asked
 
     def _listening(self, brain: Brain) -> Listening:
         """A terminal sees the model speak; what is not supported is named below then, and marked in the text elsewhere."""
@@ -170,8 +170,8 @@ class Voice:
 
     def _print(self, asked: Asked) -> None:
         from numprobe.agent.messages import say
+        from numprobe.report.json_text import json_text
         from numprobe.report.language import is_utf8
-        from numprobe.report.run_folder import plain
         from numprobe.report.running import print_conclusion
         from numprobe.report.terminal import printable
 
@@ -187,10 +187,10 @@ class Voice:
                 "words": said.text if said else None,
                 "unsupported": said.unsupported if said else [],
             }
-            print_conclusion(json.dumps(plain(content), ensure_ascii=not is_utf8(sys.stdout.encoding)))
+            print_conclusion(json_text(content, ascii_only=not is_utf8(sys.stdout.encoding)))
             return
         text = asked.answer.to_terminal(common.style(sys.stdout))
-        if asked.run is not None and asked.result is not None:
+        if self.hints and asked.run is not None and asked.result is not None:
             folder = printable(asked.run.as_posix())
             question = say(self.lang, f"ask.example.{asked.skill}")
             text += f'\n\n{say(self.lang, "ask.on")}\n  numprobe follow {folder} "{question}"'

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from numprobe.agent.answer import Answer
-from numprobe.agent.ask import NOT_ANSWERED, Asked, Audience, run_skill, skill_of
+from numprobe.agent.ask import NOT_ANSWERED, Asked, Audience, new_folder, run_skill, skill_of
 from numprobe.agent.follow import names
 from numprobe.agent.follow.question import Question, read_question
 from numprobe.agent.follow.reply import conclusion, reply
@@ -18,15 +20,22 @@ from numprobe.agent.runs import FinishedRun, load_run
 from numprobe.diagnose.nan_overflow.result import NanResult
 from numprobe.record.errors import NumprobeError
 from numprobe.record.names import parse_name
-from numprobe.report.run_folder import writing
+from numprobe.report.run_folder import OUT, writing
 
 CORRECTIONS = "corrections.json"  # beside a run's artifacts: what the user said of it
 
 
 def follow(
-    path: str | Path, text: str, audience: Audience, *, lang: str | None = None, out: Path | None = None
+    path: str | Path,
+    text: str,
+    audience: Audience,
+    *,
+    lang: str | None = None,
+    out: Path | None = None,
+    folder: Path = OUT,
 ) -> Asked:
-    """Answer a question on a run. ``out``: the folder of a new run, where the question asks for one.
+    """Answer a question on a run. ``out``: the folder of a new run, where the question asks for one, else a new one in
+    ``folder``.
 
     Raises:
         NumprobeError: as :func:`~numprobe.agent.runs.load_run`; what a new run raises.
@@ -34,12 +43,12 @@ def follow(
     run = load_run(path)
     question = read_question(text, lang)
     if question.kind == "rerun":
-        return _again(run, question, audience, out)
+        return _again(run, question, audience, out or new_folder(run.skill, folder))
     answer = reply(run, question)
     return Asked(run.skill, answer, exit_code=0 if answer.known else 3, run=run.folder)
 
 
-def _again(run: FinishedRun, q: Question, audience: Audience, out: Path | None) -> Asked:
+def _again(run: FinishedRun, q: Question, audience: Audience, out: Path) -> Asked:
     """The same run without the records that the question names."""
     answer = Answer(known=False)
     if not isinstance(run.result, NanResult) or not q.names:
@@ -48,8 +57,8 @@ def _again(run: FinishedRun, q: Question, audience: Audience, out: Path | None) 
         return Asked(run.skill, answer, exit_code=NOT_ANSWERED, run=run.folder)
     before = [str(name) for name in run.manifest.options.get("exclude") or []]
     new = [_prefix(word, run.result) for word in q.names]
-    excluded = list(dict.fromkeys([*before, *_stored(run.folder), *new]))
-    _store(run.folder, excluded)
+    excluded = list(dict.fromkeys([*before, *kept_corrections(run.folder), *new]))
+    store_corrections(run.folder, {"exclude": excluded})
     options: dict[str, Any] = {"exclude": excluded, "top": run.manifest.options.get("top") or 1}
     for name in ("step", "rank"):
         if chosen := run.manifest.options.get(name):
@@ -78,20 +87,22 @@ def _prefix(word: str, result: NanResult) -> str:
     return word
 
 
-def _stored(folder: Path) -> list[str]:
-    try:
-        content = msgspec.json.decode((folder / CORRECTIONS).read_bytes())
-    except (OSError, msgspec.DecodeError):
-        return []
-    found = content.get("exclude", []) if isinstance(content, dict) else []
+def kept_corrections(folder: Path) -> list[str]:
+    """The records that earlier questions on a run have excluded."""
+    found = _corrections(folder).get("exclude", [])
     return [str(name) for name in found] if isinstance(found, list) else []
 
 
-def _store(folder: Path, excluded: list[str]) -> None:
+def store_corrections(folder: Path, new: Mapping[str, object]) -> None:
+    """Keep what a user corrected beside the run: ``exclude``, ``mapping``. A run that may only be read keeps nothing."""
+    with suppress(NumprobeError), writing(folder):
+        text = json.dumps({**_corrections(folder), **new}, ensure_ascii=False, indent=1) + "\n"
+        (folder / CORRECTIONS).write_text(text, encoding="utf-8")
+
+
+def _corrections(folder: Path) -> dict[str, Any]:
     try:
-        with writing(folder):
-            (folder / CORRECTIONS).write_text(
-                json.dumps({"exclude": excluded}, ensure_ascii=False, indent=1) + "\n", encoding="utf-8"
-            )
-    except NumprobeError:  # a run that may only be read is still good for a new one
-        return
+        content = msgspec.json.decode((folder / CORRECTIONS).read_bytes())
+    except (OSError, msgspec.DecodeError):
+        return {}
+    return content if isinstance(content, dict) else {}

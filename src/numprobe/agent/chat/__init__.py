@@ -1,0 +1,1 @@
+"""A conversation: what the last questions were about, commands, and sessions that are kept."""

@@ -1,0 +1,99 @@
+"""One turn after another: a new question, one on the last run, or the path that was still missing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from numprobe.agent.ask import Asked, Audience, ask, inspected, new_folder, run_skill, skill_of
+from numprobe.agent.follow.answering import follow, kept_corrections, store_corrections
+from numprobe.agent.follow.reply import conclusion
+from numprobe.agent.router import route
+from numprobe.agent.runs import load_run
+from numprobe.agent.sentence import read_sentence
+from numprobe.record.errors import NumprobeError
+from numprobe.report.run_folder import OUT
+
+
+@dataclass
+class Conversation:
+    """``run`` is the folder that questions without a path are about; ``pending`` a sentence that waits for its path.
+
+    ``lang`` None: each answer is in the language of its question. ``folder`` is where runs are written.
+    """
+
+    audience: Audience
+    folder: Path = OUT
+    lang: str | None = None
+    run: Path | None = None
+    pending: str = ""
+    runs: list[Path] = field(default_factory=list)
+
+    def turn(self, text: str) -> Asked:
+        """Answer the next sentence.
+
+        Raises:
+            NumprobeError: a path is not there, or what a skill raises. The conversation goes on.
+        """
+        if self.pending and read_sentence(text).paths:
+            text, self.pending = f"{self.pending} {text}", ""
+        asked = self._follow(text) or ask(text, self.audience, lang=self.lang, folder=self.folder)
+        self.pending = text if asked.missing and asked.missing != ["question"] else ""
+        if asked.run is not None:
+            self.take_up(asked.run)
+        return asked
+
+    def take_up(self, run: Path) -> None:
+        """Make a run the one that questions are about."""
+        self.run = run
+        self.runs = [*(one for one in self.runs if one != run), run]
+
+    def language(self, text: str) -> str:
+        """The language of the answer to a text."""
+        return self.lang or read_sentence(text).lang
+
+    def correct(self, *, exclude: tuple[str, ...] = (), mapping: str = "") -> Asked:
+        """The last run again with a correction, which is kept beside it.
+
+        Raises:
+            NumprobeError: E-AGT-009 there is no run, or one that takes no such correction; what the skill raises.
+        """
+        if self.run is None:
+            raise NumprobeError("E-AGT-009", "there is no run to correct", do="ask a question with a path first")
+        run = load_run(self.run)
+        lang = self.lang or "en"
+        options: dict[str, object] = {}
+        if mapping and run.skill == "rl_consistency":
+            options["mapping"] = mapping
+        elif exclude and run.skill == "nan_overflow":
+            options["exclude"] = [*kept_corrections(run.folder), *exclude]
+        else:
+            raise NumprobeError(
+                "E-AGT-009",
+                "a run of {skill} takes no such correction",
+                do="/exclude is for nan_overflow, /mapping for rl_consistency",
+                skill=run.skill,
+            )
+        store_corrections(run.folder, options)
+        done = run_skill(
+            skill_of(run.skill), run.inputs, options, self.audience, lang, new_folder(run.skill, self.folder)
+        )
+        asked = Asked(
+            run.skill, conclusion(load_run(done.folder), lang), done.result, exit_code=done.exit_code, run=done.folder
+        )
+        self.take_up(done.folder)
+        return asked
+
+    def _follow(self, text: str) -> Asked | None:
+        """The answer from the last run; None where the text is no question on it."""
+        sentence = read_sentence(text)
+        if self.run is None or sentence.paths:
+            return None
+        intent = route(sentence, []).intent
+        if intent == "help":
+            return None
+        if intent == "inspect":  # "what is in it?"
+            return inspected(next(iter(load_run(self.run).inputs.values())), self.language(text))
+        asked = follow(self.run, text, self.audience, lang=self.lang, folder=self.folder)
+        unsure = not asked.answer.known and intent not in ("", "follow_up")
+        return None if unsure else asked

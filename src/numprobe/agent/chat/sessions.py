@@ -1,0 +1,162 @@
+"""Sessions on disk: what was asked and answered, and which runs it was about. The evidence itself lies in the runs' folders."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from numprobe.record.errors import NumprobeError
+
+VERSION = 1
+_TABLES = """
+CREATE TABLE IF NOT EXISTS sessions (
+    id TEXT PRIMARY KEY, begun TEXT NOT NULL, cwd TEXT NOT NULL, run TEXT NOT NULL DEFAULT '', pending TEXT NOT NULL DEFAULT ''
+);
+CREATE TABLE IF NOT EXISTS turns (
+    session TEXT NOT NULL REFERENCES sessions(id), n INTEGER NOT NULL, at TEXT NOT NULL, question TEXT NOT NULL,
+    answer TEXT NOT NULL, words TEXT NOT NULL DEFAULT '', skill TEXT NOT NULL DEFAULT '', run TEXT NOT NULL DEFAULT '',
+    PRIMARY KEY (session, n)
+);
+"""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One question and its answer in Markdown; ``words`` is what a model added, ``run`` the folder that it is about."""
+
+    question: str
+    answer: str
+    words: str = ""
+    skill: str = ""
+    run: str = ""
+    at: str = ""
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A session in a list: its first question stands for it."""
+
+    id: str
+    begun: str
+    turns: int
+    first: str
+    cwd: str
+
+
+def state_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """``$XDG_STATE_HOME/numprobe``, else ``~/.local/state/numprobe``."""
+    base = environ.get("XDG_STATE_HOME", "")
+    return (Path(base) if base and Path(base).is_absolute() else Path.home() / ".local" / "state") / "numprobe"
+
+
+@dataclass(frozen=True)
+class Store:
+    """All sessions of a user, in one file that only they may read."""
+
+    file: Path
+
+    def begin(self, cwd: str) -> str:
+        """A new session; its id.
+
+        Raises:
+            NumprobeError: E-SES-001 the file cannot be written or is damaged.
+        """
+        session = uuid.uuid4().hex[:12]
+        with self._open() as base:
+            base.execute("INSERT INTO sessions (id, begun, cwd) VALUES (?, ?, ?)", (session, _now(), cwd))
+        return session
+
+    def add(self, session: str, turn: Turn, *, run: str, pending: str) -> None:
+        """Append a turn, and what the conversation is about now.
+
+        Raises:
+            NumprobeError: E-SES-001.
+        """
+        with self._open() as base:
+            (n,) = base.execute("SELECT COALESCE(MAX(n), 0) + 1 FROM turns WHERE session = ?", (session,)).fetchone()
+            row = (session, n, _now(), turn.question, turn.answer, turn.words, turn.skill, turn.run)
+            base.execute("INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+            base.execute("UPDATE sessions SET run = ?, pending = ? WHERE id = ?", (run, pending, session))
+
+    def listed(self, most: int = 20) -> list[Listed]:
+        """The last sessions with at least one turn, newest first.
+
+        Raises:
+            NumprobeError: E-SES-001.
+        """
+        query = (
+            "SELECT s.id, s.begun, COUNT(t.n), (SELECT question FROM turns WHERE session = s.id AND n = 1), s.cwd"
+            " FROM sessions s JOIN turns t ON t.session = s.id GROUP BY s.id ORDER BY MAX(t.at) DESC, s.rowid DESC LIMIT ?"
+        )
+        with self._open() as base:
+            return [Listed(*row) for row in base.execute(query, (most,))]
+
+    def resume(self, session: str) -> tuple[str, list[Turn], str, str]:
+        """Id, turns, run and pending sentence of a session; a start of its id, or ``last``, will do.
+
+        Raises:
+            NumprobeError: E-SES-001, E-SES-002 no such session, or several.
+        """
+        with self._open() as base:
+            if session == "last":
+                rows = base.execute("SELECT session FROM turns ORDER BY at DESC, rowid DESC LIMIT 1").fetchall()
+            else:
+                start = session.replace("\\", "\\\\").replace("%", r"\%").replace("_", r"\_") + "%"
+                rows = base.execute(r"SELECT id FROM sessions WHERE id LIKE ? ESCAPE '\'", (start,)).fetchall()
+            if len(rows) != 1 or not session:
+                raise NumprobeError(
+                    "E-SES-002",
+                    "no session {session}" if not rows else "several sessions begin with {session}",
+                    do="/sessions lists them",
+                    session=session or "''",
+                )
+            (found,) = rows[0]
+            turns = base.execute(
+                "SELECT question, answer, words, skill, run, at FROM turns WHERE session = ? ORDER BY n", (found,)
+            )
+            kept = [Turn(*row) for row in turns]
+            run, pending = base.execute("SELECT run, pending FROM sessions WHERE id = ?", (found,)).fetchone()
+        return found, kept, run, pending
+
+    @contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        try:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            if not self.file.exists():
+                self.file.touch(mode=0o600)
+            with closing(sqlite3.connect(self.file, timeout=5.0)) as base, base:
+                (version,) = base.execute("PRAGMA user_version").fetchone()
+                if version > VERSION:
+                    raise sqlite3.DatabaseError(f"written by a newer numprobe (version {version})")
+                base.executescript(_TABLES)
+                base.execute(f"PRAGMA user_version = {VERSION}")
+                yield base
+        except (OSError, sqlite3.Error) as error:
+            raise NumprobeError(
+                "E-SES-001",
+                "the sessions cannot be read or written: {reason}",
+                where=str(self.file),
+                do="move the file away: a new one is made; or chat without it: --no-session",
+                reason=str(error),
+            ) from None
+
+
+def as_markdown(session: str, turns: list[Turn]) -> str:
+    """A session as a document."""
+    parts = [f"# numprobe {session}", ""]
+    for turn in turns:
+        parts += [f"## {' '.join(turn.question.split())}", "", *([f"{turn.at}  `{turn.run}`", ""] if turn.run else [])]
+        parts += [turn.answer, ""]
+        if turn.words:
+            parts += ["---", "", turn.words, ""]
+    return "\n".join(parts)
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

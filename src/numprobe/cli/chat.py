@@ -1,0 +1,177 @@
+"""``numprobe chat``: questions and answers on a terminal, or line by line on a pipe."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from numprobe.cli import common
+from numprobe.cli.ask import Llm, ShowSent
+from numprobe.cli.voice import Terminal, Voice, brain_of
+from numprobe.record.errors import NumprobeError
+
+if TYPE_CHECKING:
+    from numprobe.agent.chat.commands import Shell
+    from numprobe.agent.llm.brain import Brain
+
+
+def chat(
+    resume: str = typer.Option(None, "--resume", help="Take up a session: its id, or last.", metavar="SESSION"),
+    out: Path = typer.Option(Path("numprobe_out"), "-o", "--out", help="Folder of the runs.", metavar="DIR"),
+    lang: str = common.Lang,
+    llm: str = Llm,
+    show_sent: bool = ShowSent,
+    trace: Path = typer.Option(None, "--trace", help="Write what happens as JSON lines.", metavar="FILE"),
+    no_session: bool = typer.Option(False, "--no-session", help="Keep nothing but the runs."),
+    quiet: bool = common.Quiet,
+    debug: bool = common.Debug,
+) -> None:
+    """Ask, look at the answer, ask on. /help lists the commands; Ctrl-C ends a run and keeps what it has, Ctrl-D leaves."""
+    from numprobe.agent.chat.commands import Shell
+    from numprobe.agent.chat.conversation import Conversation
+    from numprobe.agent.chat.sessions import Store, state_folder
+    from numprobe.agent.chat.trace import Trace, Traced
+
+    fixed = common.language(lang) if lang is not None else None
+    language = common.language(lang)
+    terminal = Terminal("auto", quiet)
+    store = None if no_session else Store(state_folder() / "sessions.sqlite")
+    with ExitStack() as open_ones:
+        events = Trace(open_ones.enter_context(_new_file(trace)) if trace is not None else None)
+        models = _Models(terminal, language, out, show_sent)
+        open_ones.callback(models.close)
+        shell = Shell(Conversation(Traced(terminal, events), out, fixed), language, store, models.choose)
+        models.choose(llm or "auto")
+        events.event("session_started", model=models.alias, cwd=str(Path.cwd()))
+        _talk(shell, models, events, terminal, resume)
+        events.event("session_finished")
+    raise typer.Exit(0)
+
+
+def _new_file(path: Path) -> Any:
+    try:
+        return path.open("a", encoding="utf-8")
+    except OSError as error:
+        raise NumprobeError(
+            "E-OUT-002",
+            "the output cannot be written: {reason}",
+            where=str(path),
+            do="choose another --trace",
+            reason=error.strerror or str(error),
+        ) from None
+
+
+class _Models:
+    """The model that is on, if any."""
+
+    def __init__(self, terminal: Terminal, lang: str, folder: Path, show_sent: bool) -> None:
+        self._make: Callable[[str], Brain | None] = lambda name: brain_of(
+            name, terminal, lang, [], show_sent=show_sent, folder=folder
+        )
+        self.brain: Brain | None = None
+
+    @property
+    def alias(self) -> str:
+        return self.brain.alias if self.brain else ""
+
+    def choose(self, name: str) -> str:
+        """Switch to an alias, to the settings' default (``auto``) or to none; without a name, say which one is on."""
+        if name:
+            found = self._make(name)
+            self.close()
+            self.brain = found
+        return self.alias
+
+    def close(self) -> None:
+        if self.brain is not None:
+            self.brain.close()
+            self.brain = None
+
+
+def _talk(shell: Shell, models: _Models, events: Any, terminal: Terminal, resume: str | None) -> None:
+    from numprobe.agent.answer import Answer
+    from numprobe.agent.ask import Asked
+    from numprobe.agent.chat.commands import is_command
+    from numprobe.agent.messages import say
+    from numprobe.agent.sentence import read_sentence
+    from numprobe.report.terminal import wrap
+
+    style = common.style(sys.stdout)
+    welcome = say(shell.lang, "chat.welcome", model=models.alias or None)
+    _print("\n".join(wrap(welcome, style.width)))
+    if resume is not None:
+        if shell.store is None:
+            raise NumprobeError("E-USE-014", "--resume and --no-session exclude each other", do="leave one of them out")
+        _print(shell.resume(resume).to_terminal(style))
+    for line in _lines(shell, models):
+        try:
+            if is_command(line):
+                events.text("command", line)
+                found = shell.command(line)
+                asked = found if isinstance(found, Asked) else None
+                if isinstance(found, Answer):
+                    _print(found.to_terminal(style))
+                if shell.ended:
+                    return
+            else:
+                events.text("user_message", line)
+                asked = shell.conversation.turn(line)
+            if asked is not None:
+                paths = read_sentence(line).paths
+                lang = shell.conversation.language(line)
+                if models.brain is not None:
+                    models.brain.toolbox.lang = lang
+                    roots = models.brain.toolbox.roots or []
+                    roots += [Path(path) for path in (*paths, *(shell.conversation.run or "",)) if path]
+                voice = Voice(models.brain, lang, False, terminal, hints=False)
+                asked = voice.show(asked, line, paths)
+                if asked.run is not None:
+                    shell.conversation.take_up(asked.run)
+                shell.record(line, asked)
+                events.answered(asked)
+        except NumprobeError as error:
+            events.failed(error)
+            common.show_error(error)
+        except KeyboardInterrupt:
+            events.event("interrupted")
+            told = say(shell.lang, "chat.interrupted")
+            _print("\n".join(wrap(told, style.width, f"{style.symbol('interrupted')} ", "  ")))
+        print(flush=True)
+
+
+def _print(text: str) -> None:
+    if text:
+        print(text, flush=True)
+
+
+def _lines(shell: Shell, models: _Models) -> Iterator[str]:
+    """What the user writes: with editing, history and completion on a terminal, plain lines else."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        for line in sys.stdin:
+            if line.strip():
+                yield line.strip()
+        return
+    try:
+        from numprobe.cli.prompt import prompts
+    except ImportError:
+        yield from _plain()
+        return
+    yield from prompts(shell, lambda: models.alias)
+
+
+def _plain() -> Iterator[str]:
+    while True:
+        try:
+            line = input("> ").strip()
+        except EOFError:
+            return
+        except KeyboardInterrupt:
+            print()
+            continue
+        if line:
+            yield line
