@@ -17,10 +17,12 @@ from numprobe.diagnose.nan_overflow.messages import CATALOGUE
 from numprobe.execution.progress import Progress
 from numprobe.record.errors import NumprobeError
 from numprobe.report.errors import render_error
+from numprobe.report.json_text import json_text
 from numprobe.report.messages import Mark
 from numprobe.report.progress import JsonProgress, LineProgress, LiveProgress, progress_display
 from numprobe.report.terminal import (
     SOFT,
+    UNPRINTABLE,
     Cell,
     Style,
     columns,
@@ -81,6 +83,27 @@ def test_control_characters_are_shown():
     assert printable("a\x1b[2Jb\u202ec\r") == "a\\x1b[2Jb\\u202ec\\r"
     assert printable("a\nb\tc\u2028d\x85") == "a\\nb\\tc\\u2028d\\x85"
     assert printable("层 ok") == "层 ok"
+
+
+def test_what_nobody_sees_is_shown():
+    tags = "".join(chr(0xE0000 + ord(letter)) for letter in "ok")
+    text = f"a\u200bb\ufeffc\u00add\u2060e{tags}f\ufe0fg\u3164h"
+    shown = printable(text)
+    assert shown == r"a\u200bb\ufeffc\xadd\u2060e\U000e006f\U000e006bf\ufe0fg\u3164h"
+    assert printable(shown) == shown
+    assert r"a\u200bb" in "".join(wrap(soft("x.a\u200bb"), 80))
+    drawn = "\n".join(table(["name"], [[soft("a.\u2060b.c")]], (), Style(width=80)))
+    assert r"a.\u2060b.c" in drawn
+
+
+def test_json_drives_no_terminal():
+    text = "a\x1b\x9b2J\x7f\u202e\u200b\U000e0041\n层"
+    for ascii_only in (False, True):
+        for indent in (None, 1):
+            shown = json_text({text: [text, 1.5]}, ascii_only=ascii_only, indent=indent)
+            assert json.loads(shown) == {text: [text, 1.5]}
+            assert not UNPRINTABLE.search(shown.replace("\n", ""))
+            assert ("层" in shown) != ascii_only
 
 
 def test_bytes_that_are_no_text_are_shown():

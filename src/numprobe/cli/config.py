@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 
@@ -17,12 +16,13 @@ def show_settings(
     """Every setting, its value and where that comes from. Keys of providers are Set or Not set."""
     from numprobe.agent.config.settings import load_settings
     from numprobe.agent.config.show import render_settings, settings_object
+    from numprobe.report.json_text import json_text
     from numprobe.report.language import is_utf8
 
     language = common.language(lang)
     settings = load_settings({"lang": lang})
     if as_json:
-        print(json.dumps(settings_object(settings), ensure_ascii=not is_utf8(sys.stdout.encoding), indent=1))
+        print(json_text(settings_object(settings), ascii_only=not is_utf8(sys.stdout.encoding), indent=1))
     else:
         print(render_settings(settings, language, common.style(sys.stdout, quiet=quiet)))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,8 +16,8 @@ from numprobe.formats.msprobe.index import RankIndex
 from numprobe.record.errors import NumprobeError
 from numprobe.record.nonfinite import DIRTY
 from numprobe.report import numbers
+from numprobe.report.json_text import json_text
 from numprobe.report.messages import GENERIC, Catalogue
-from numprobe.report.run_folder import plain
 from numprobe.report.terminal import Cell, Style, columns, pad, soft, table, wrap
 
 CATALOGUE = Catalogue((Path(__file__).parent / "overview_messages", *GENERIC.folders))
@@ -153,35 +152,33 @@ def _look(task: tuple[RankFolder, Path | None]) -> tuple[RankOverview, int]:
 
 def as_json(found: Overview, *, ascii_only: bool = False) -> str:
     """The object of ``inspect --json`` (refinement 56), with what else is known."""
-    return json.dumps(
-        plain(
-            {
-                "framework": found.first("framework"),
-                "task": found.first("task"),
-                "level": found.first("level"),
-                "steps": [
-                    {
-                        "step": s.step,
-                        "ranks": s.numbers("ok", "partial"),
-                        "partial": s.numbers("partial"),
-                        "missing": s.numbers("missing", "unreadable"),
-                    }
-                    for s in found.steps
-                ],
-                "ops": sum(r.ops for r in found.ranks),
-                "values": found.values,
-                "nonfinite_ops": sum(r.nonfinite_ops for r in found.ranks),
-                "skills": found.skills,
-                "bytes": sum(r.size for r in found.ranks),
-                "problems": [
-                    {"step": s.step, "rank": r.key, "status": r.status, "note": r.note}
-                    for s in found.steps
-                    for r in s.ranks
-                    if r.status != "ok"
-                ],
-            }
-        ),
-        ensure_ascii=ascii_only,
+    return json_text(
+        {
+            "framework": found.first("framework"),
+            "task": found.first("task"),
+            "level": found.first("level"),
+            "steps": [
+                {
+                    "step": s.step,
+                    "ranks": s.numbers("ok", "partial"),
+                    "partial": s.numbers("partial"),
+                    "missing": s.numbers("missing", "unreadable"),
+                }
+                for s in found.steps
+            ],
+            "ops": sum(r.ops for r in found.ranks),
+            "values": found.values,
+            "nonfinite_ops": sum(r.nonfinite_ops for r in found.ranks),
+            "skills": found.skills,
+            "bytes": sum(r.size for r in found.ranks),
+            "problems": [
+                {"step": s.step, "rank": r.key, "status": r.status, "note": r.note}
+                for s in found.steps
+                for r in s.ranks
+                if r.status != "ok"
+            ],
+        },
+        ascii_only=ascii_only,
     )
 
 

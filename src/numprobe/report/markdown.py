@@ -8,17 +8,18 @@ from collections.abc import Iterable, Sequence
 from numprobe.report.messages import Mark, Piece
 from numprobe.report.terminal import printable
 
-_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&$])")
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&$@])")
+_ADDRESS = re.compile(r"(?<=[A-Za-z])(:)(?=//)|(?<=\bwww)(\.)", re.IGNORECASE)  # many readers make links of bare ones
 
 
 def escape(text: str) -> str:
     """Plain text: nothing in it is markup, and it stays on one line."""
-    return _SPECIAL.sub(r"\\\1", printable(text).replace("\n", " "))
+    return _ADDRESS.sub(r"\\\g<0>", _SPECIAL.sub(r"\\\1", printable(text)))
 
 
 def code(text: str) -> str:
     """An inline code span, whatever backticks and bars the text holds."""
-    text = printable(text).replace("\n", " ").replace("|", "\\|")
+    text = printable(text).replace("|", "\\|")
     if not text:
         return ""
     fence = "`" * (max((len(run) for run in re.findall(r"`+", text)), default=0) + 1)

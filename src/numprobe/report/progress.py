@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -10,9 +9,9 @@ from typing import IO
 
 from numprobe.execution.progress import Progress
 from numprobe.report import numbers
+from numprobe.report.json_text import json_text
 from numprobe.report.language import is_utf8
 from numprobe.report.messages import Catalogue
-from numprobe.report.run_folder import plain
 from numprobe.report.terminal import Style, columns, pad, printable, wrap
 
 LIVE_EVERY_S = 0.1
@@ -24,7 +23,7 @@ BAR_CELLS = 20
 
 def json_line(value: object, stream: IO[str]) -> str:
     """One line of strict JSON: in UTF-8, or in ASCII where the stream has another encoding."""
-    return json.dumps(plain(value), ensure_ascii=not is_utf8(getattr(stream, "encoding", None)))
+    return json_text(value, ascii_only=not is_utf8(getattr(stream, "encoding", None)))
 
 
 @dataclass

@@ -56,7 +56,10 @@ _OPENING = set("（【《「『“‘([{")
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _SURROGATES = "\ud800-\udfff"  # bytes of a file's name that are no UTF-8, and halves of characters
 _SURROGATE = re.compile(f"[{_SURROGATES}]")
-_UNPRINTABLE = re.compile(f"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069{_SURROGATES}]")
+UNPRINTABLE = re.compile(  # control, direction and line characters; what has no width and no look, as letters of tags
+    "[\x00-\x1f\x7f-\x9f\u00ad\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164"
+    f"\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U000e0000-\U000e0fff{_SURROGATES}]"
+)
 LONGEST_NAME, NAME_HEAD, NAME_TAIL = 300, 200, 90
 
 
@@ -93,8 +96,9 @@ def style_of(stream: IO[str], environ: Mapping[str, str], *, quiet: bool = False
 
 
 def printable(text: str) -> str:
-    """Control, line-breaking and direction-changing characters as escapes: a name in a dump cannot drive the terminal."""
-    return _UNPRINTABLE.sub(_escaped, text)
+    """Control, line-breaking, direction-changing and invisible characters as escapes: a name in a dump cannot drive the
+    terminal, and shows all that it holds."""
+    return UNPRINTABLE.sub(_escaped, text)
 
 
 def encodable(text: str) -> str:
@@ -216,7 +220,8 @@ def table(
 
 
 def _printable_cell(cell: str | Cell) -> Cell:
-    return Cell(printable(cell.text), cell.role) if isinstance(cell, Cell) else Cell(printable(cell))
+    text, role = (cell.text, cell.role) if isinstance(cell, Cell) else (cell, "")
+    return Cell(SOFT.join(map(printable, text.split(SOFT))), role)
 
 
 def _row(row: Sequence[Cell], widths: Sequence[int], right: set[int], style: Style, indent: str) -> list[str]:

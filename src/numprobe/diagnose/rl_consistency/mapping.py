@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from pathlib import Path
 
 from numprobe.diagnose.rl_consistency.messages import CATALOGUE, say
@@ -11,7 +10,8 @@ from numprobe.diagnose.rl_consistency.page.view import unknown_names
 from numprobe.diagnose.rl_consistency.result import RlResult
 from numprobe.diagnose.rl_consistency.skill import RlOptions, analyse
 from numprobe.record.errors import NumprobeError
-from numprobe.report.run_folder import plain, writing
+from numprobe.report.json_text import json_text
+from numprobe.report.run_folder import writing
 from numprobe.report.terminal import Style, joined, soft, table, wrap
 
 HEAD = ("place", "train", "rollout")
@@ -52,7 +52,7 @@ def render_mapping(result: RlResult, lang: str, style: Style, *, as_json: bool) 
             "unknown_names": result.unknown_names,
             "unmatched": {"a": result.unmatched_train, "b": result.unmatched_rollout},
         }
-        return json.dumps(plain(content), ensure_ascii=False)
+        return json_text(content)
     rows = [[p.place, soft(", ".join(p.train) or "-"), soft(", ".join(p.rollout) or "-")] for p in result.mapping]
     lines = table([say(lang, "head.place"), "A", "B"], rows, (), style)
     for side, names in (("A", result.unmatched_train), ("B", result.unmatched_rollout)):

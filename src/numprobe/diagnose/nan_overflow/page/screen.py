@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 
 from numprobe.diagnose.nan_overflow.messages import CATALOGUE, say, word
@@ -10,7 +9,7 @@ from numprobe.diagnose.nan_overflow.page import view
 from numprobe.diagnose.nan_overflow.page.markdown import state_text
 from numprobe.diagnose.nan_overflow.result import Candidate, Citation, NanResult, Params
 from numprobe.report import numbers
-from numprobe.report.run_folder import plain
+from numprobe.report.json_text import json_text
 from numprobe.report.terminal import Cell, Style, columns, joined, pad, printable, soft, table, unbroken, wrap
 
 SYMBOLS = {"overflow_found": "error", "no_overflow": "pass", "inconclusive": "undecided"}
@@ -56,29 +55,27 @@ def render_json_line(result: NanResult, out: str, *, ascii_only: bool = False) -
         if first
         else None
     )
-    return json.dumps(
-        plain(
-            {
-                "verdict": result.verdict,
-                "step": result.step,
-                "source_ranks": result.source_ranks,
-                "rank": result.rank,
-                "class": result.clazz,
-                "confidence": result.confidence,
-                "first_anomaly": anomaly,
-                "partial_ranks": result.partial_ranks,
-                "missing_ranks": result.missing_ranks,
-                "out": out,
-                "reason": "".join(word("en", m) for m in ([result.headline] if result.headline else [])),
-                "suspect_ranks": first.suspects if first else [],
-                "sources": [
-                    {"ranks": c.ranks, "op_name": c.op_name, "class": c.clazz, "confidence": c.confidence}
-                    for c in result.sources
-                ],
-                "notes": [m.key for m in result.notes],
-            }
-        ),
-        ensure_ascii=ascii_only,
+    return json_text(
+        {
+            "verdict": result.verdict,
+            "step": result.step,
+            "source_ranks": result.source_ranks,
+            "rank": result.rank,
+            "class": result.clazz,
+            "confidence": result.confidence,
+            "first_anomaly": anomaly,
+            "partial_ranks": result.partial_ranks,
+            "missing_ranks": result.missing_ranks,
+            "out": out,
+            "reason": "".join(word("en", m) for m in ([result.headline] if result.headline else [])),
+            "suspect_ranks": first.suspects if first else [],
+            "sources": [
+                {"ranks": c.ranks, "op_name": c.op_name, "class": c.clazz, "confidence": c.confidence}
+                for c in result.sources
+            ],
+            "notes": [m.key for m in result.notes],
+        },
+        ascii_only=ascii_only,
     )
 
 

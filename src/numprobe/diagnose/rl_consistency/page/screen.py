@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -10,7 +9,7 @@ from numprobe.diagnose.rl_consistency.messages import CATALOGUE, say
 from numprobe.diagnose.rl_consistency.page import view
 from numprobe.diagnose.rl_consistency.result import Finding, Key, RlResult
 from numprobe.report import numbers
-from numprobe.report.run_folder import plain
+from numprobe.report.json_text import json_text
 from numprobe.report.terminal import HARD, Cell, Style, columns, joined, pad, printable, soft, table, wrap
 
 SYMBOLS = {
@@ -192,4 +191,4 @@ def render_json_line(result: RlResult, out: str, *, ascii_only: bool = False) ->
         "note": result.note,
         "next": result.next,
     }
-    return json.dumps(plain(content), ensure_ascii=ascii_only)
+    return json_text(content, ascii_only=ascii_only)
