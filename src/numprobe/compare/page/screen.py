@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 from numprobe.compare.messages import CATALOGUE, say
 from numprobe.compare.page import view
 from numprobe.compare.result import CompareResult, Finding, Leaf
 from numprobe.report import numbers
-from numprobe.report.run_folder import plain
+from numprobe.report.json_text import json_text
 from numprobe.report.terminal import Cell, Style, columns, joined, pad, printable, soft, table, wrap
 
 SYMBOLS = {"fail": "error", "pass": "pass", "inconclusive": "undecided"}
@@ -145,7 +143,7 @@ def render_json_line(result: CompareResult, out: str, *, ascii_only: bool = Fals
         ],
         "notes": result.notes,
     }
-    return json.dumps(plain(content), ensure_ascii=ascii_only)
+    return json_text(content, ascii_only=ascii_only)
 
 
 def _brief(f: Finding) -> dict[str, object]:
