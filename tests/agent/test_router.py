@@ -242,6 +242,19 @@ def test_words_that_are_no_paths(here: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "text", ["train and rollout disagree", "compare a and b", "look into dump", "训练 train 推理 rollout"]
+)
+def test_words_that_name_folders_are_words_where_paths_are_given(
+    dumps: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    for folder in ("rl", "runs", "."):
+        monkeypatch.chdir(dumps / folder)
+        given = (str(dumps / "rl" / "train"), str(dumps / "rl" / "rollout"))
+        found = read_sentence(text, given)
+        assert (found.paths, found.rest) == (given, text)
+
+
+@pytest.mark.parametrize(
     ("text", "ranks", "steps"),
     [
         ("only rank 3 of step 2", "3", "2"),

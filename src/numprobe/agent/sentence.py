@@ -66,7 +66,7 @@ def language_of(text: str) -> str:
 
 def read_sentence(text: str, paths: Sequence[str] = ()) -> Sentence:
     """Take a sentence apart. ``paths`` are those given as arguments of their own; they come first."""
-    found = _paths_in(text)
+    found = _paths_in(text, given=bool(paths))
     rest, places, at = "", [], 0
     for start, end, _ in found:
         rest += text[at:start]
@@ -90,10 +90,10 @@ def read_sentence(text: str, paths: Sequence[str] = ()) -> Sentence:
     )
 
 
-def _paths_in(text: str) -> list[tuple[int, int, str]]:
+def _paths_in(text: str, *, given: bool) -> list[tuple[int, int, str]]:
     """Start, end and path: what is quoted and looks like one or exists; then runs of characters.
 
-    An ordinary word that is the name of a folder here too (``dump``) counts where there is no other path.
+    An ordinary word that is the name of a folder here too (``dump``) counts where there is no other path; ``given``: there is.
     """
     taken: list[tuple[int, int, str]] = []
     for quoted in _QUOTED.finditer(text):
@@ -108,7 +108,7 @@ def _paths_in(text: str) -> list[tuple[int, int, str]]:
             place = (run.start() + start, run.start() + start + len(path), path)
             (taken if re.search(r"[/\\.]", path) else words).append(place)
     ordinary = [word for word in words if re.fullmatch(r"[a-z]+|[\u3400-\u9fff]+", word[2])]
-    if taken or len(ordinary) < len(words):
+    if given or taken or len(ordinary) < len(words):
         words = [word for word in words if word not in ordinary]
     else:
         words = list({word[2]: word for word in words}.values())  # "dump in dump": once

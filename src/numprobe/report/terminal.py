@@ -115,10 +115,11 @@ def _escaped(found: re.Match[str]) -> str:
 
 def soft(name: str) -> str:
     """An operator name or path that :func:`wrap` may break after dots."""
-    return SOFT.join(name_pieces(printable(_cut(name))))
+    return SOFT.join(name_pieces(printable(shortened(name))))
 
 
-def _cut(name: str) -> str:
+def shortened(name: str) -> str:
+    """A name as it is shown: one of more than 300 characters without its middle."""
     return name if len(name) <= LONGEST_NAME else f"{name[:NAME_HEAD]}...{name[-NAME_TAIL:]}"
 
 

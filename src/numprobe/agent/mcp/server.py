@@ -23,7 +23,7 @@ from numprobe.execution.progress import Progress
 from numprobe.execution.stages import Listener
 from numprobe.record.errors import NumprobeError
 from numprobe.report.errors import render_error
-from numprobe.report.terminal import Style
+from numprobe.report.terminal import Style, shortened
 
 LARGEST = 4 << 20  # bytes of an artifact that is handed out
 TEXT = {".json": "application/json", ".csv": "text/csv", ".md": "text/markdown", ".html": "text/html"}
@@ -182,6 +182,7 @@ def _short(result: dict[str, Any]) -> dict[str, Any]:
     run_id = result.get("run_id", "")
     kept: dict[str, Any] = {}
     for key, value in result.items():
+        value = value if isinstance(value, str) else _names_cut(value)
         if len(json.dumps(value, ensure_ascii=False, default=str)) <= LONGEST_ANSWER // 4:
             kept[key] = value
         elif isinstance(value, str):
@@ -190,6 +191,15 @@ def _short(result: dict[str, Any]) -> dict[str, Any]:
             kept[f"{key}_count"] = len(value)
     kept["shortened"] = f"run://{run_id}/report.md" if run_id else "ask for one name or layer at a time"
     return kept
+
+
+def _names_cut(value: Any) -> Any:
+    """Names of any length are shown as on a terminal: one of 20,000 letters does not cost what it names."""
+    if isinstance(value, dict):
+        return {shortened(key): _names_cut(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_names_cut(inner) for inner in value]
+    return shortened(value) if isinstance(value, str) else value
 
 
 def _artifact(toolbox: Toolbox, run_id: str, name: str) -> str:
