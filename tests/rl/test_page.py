@@ -346,5 +346,5 @@ def test_a_run_writes_the_page_and_names_it_last(tmp_path, train, code):
     page = Page((out / "report.html").read_text(encoding="utf-8"))
     links = {a["href"] for tag, a in page.elements if tag == "a" and not str(a["href"]).startswith("#")}
     ready = {"config_train.json", "config_rollout.json"} if code else set()
-    assert links == {"result.json", "mapping.csv", "report.md"} | ready
+    assert links == {"result.json", "mapping.csv", "slots.csv", "report.md"} | ready
     assert all((out / str(link)).is_file() for link in links)

@@ -12,6 +12,7 @@ from numprobe.agent.follow.question import Question
 from numprobe.agent.follow.teller import MOST_EVIDENCE, Teller, sentence
 from numprobe.agent.messages import CATALOGUE as AGENT
 from numprobe.agent.runs import FinishedRun
+from numprobe.diagnose.rl_consistency import slots
 from numprobe.diagnose.rl_consistency.messages import CATALOGUE
 from numprobe.diagnose.rl_consistency.page import view
 from numprobe.diagnose.rl_consistency.result import Figures, Finding, Key, Pair, RlResult
@@ -22,7 +23,6 @@ FOUR = ("Max", "Min", "Mean", "Norm")
 MOST_PLACES = 12
 MOST_NAMES = 16
 WARNING_RATIO = 4.0  # a warning: found over expected
-SLOTS = "slots.csv"
 SHORT = ("qkv", "gate", "up", "down", "act", "core", "embed")  # roles that people ask for by these words
 
 
@@ -47,11 +47,11 @@ class _Teller(Teller):
         return self.result.findings[0] if self.result.findings else None
 
     @cached_property
-    def slots(self) -> dict[str, list[Figures]]:
+    def figures(self) -> dict[str, list[Figures]]:
         """The figures of every place, from the run's table; those of the findings alone where it has none."""
         found: dict[str, list[Figures]] = {}
         try:
-            with (self.run.folder / SLOTS).open(encoding="utf-8", newline="") as file:
+            with (self.run.folder / slots.FILE).open(encoding="utf-8", newline="") as file:
                 for row in csv.DictReader(file):
                     found.setdefault(row["place"], []).append(_figures(row))
         except (OSError, KeyError, ValueError, csv.Error):
@@ -137,16 +137,17 @@ class _Teller(Teller):
         """Training above rollout for every slot, as the report has it."""
         if not figures:
             return
-        head = self.heads("slot", "side", "max", "min", "mean", "norm", "error", "expected", "verdict")
+        head = self.heads("slot", "max", "min", "mean", "norm", "error", "expected", "verdict")
         rows = []
         for x in figures:
             verdict = self.text(f"verdict.row.{x.verdict}")
             tail = [view.percent(x.error), view.percent(x.expected), verdict]
-            rows.append([x.slot, CATALOGUE.say(self.lang, "side.train"), *map(numbers.stat, x.train), *tail])
-            rows.append(["", CATALOGUE.say(self.lang, "side.rollout"), *map(numbers.stat, x.rollout), "", "", ""])
-        file = SLOTS if (self.run.folder / SLOTS).exists() else "result.json"
+            rows.append([x.slot, "", "", "", "", *tail])
+            rows.append([f"  {CATALOGUE.say(self.lang, 'side.train')}", *map(numbers.stat, x.train), "", "", ""])
+            rows.append([f"  {CATALOGUE.say(self.lang, 'side.rollout')}", *map(numbers.stat, x.rollout), "", "", ""])
+        file = slots.FILE if (self.run.folder / slots.FILE).exists() else "result.json"
         mark = self.answer.cite(f"{file} {place}")
-        self.answer.blocks.append(Table(head, rows, (2, 3, 4, 5, 6, 7), f"{place} [{mark}]"))
+        self.answer.blocks.append(Table(head, rows, (1, 2, 3, 4, 5, 6), f"{place} [{mark}]"))
 
     # questions
 
@@ -216,8 +217,8 @@ class _Teller(Teller):
         if len(rows) > 1:
             self._overview(rows)
         self._name_sides(shown)
-        self._table(shown.place, self.slots.get(shown.place, []))
-        if shown.place not in self.slots:
+        self._table(shown.place, self.figures.get(shown.place, []))
+        if shown.place not in self.figures:
             self.say("rl.no_figures", self.answer.cite(f"mapping.csv {shown.place}"), place=shown.place)
         return self.answer
 
@@ -302,7 +303,7 @@ class _Teller(Teller):
             self.say("rl.why.behind", mark, *cited, place=shown.place, suspect=view.short(view.suspect(self.first)))
         else:
             self.say("rl.why.not_compared", mark, place=shown.place)
-        self._table(shown.place, self.slots.get(shown.place, []))
+        self._table(shown.place, self.figures.get(shown.place, []))
         return self.answer
 
     def mapping(self, rows: Sequence[Pair], q: Question) -> Answer:

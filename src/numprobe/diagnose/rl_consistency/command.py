@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from numprobe.diagnose.rl_consistency import slots
 from numprobe.diagnose.rl_consistency.compat import compat_files
 from numprobe.diagnose.rl_consistency.messages import CATALOGUE
 from numprobe.diagnose.rl_consistency.next_dump import FILES, configurations
@@ -79,6 +80,7 @@ def run_to_folder(
             [p.place, "; ".join(p.train), "; ".join(p.rollout), p.verdict, p.error, p.ratio] for p in result.mapping
         ]
         run.write_csv("mapping.csv", head, rows)
+        run.write_text(slots.FILE, slots.table(view))
         if compat:
             _write_compat(run, view, result)
         run.write_text("report.md", render_markdown(result, lang))

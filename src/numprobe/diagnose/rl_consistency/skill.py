@@ -221,6 +221,6 @@ def _pair(view: View, pair: int) -> data.Pair:
         train,
         rollout,
         judged.verdict[worst],
-        number(view.measures.error[worst]),
+        number(view.apart(worst)),
         number(judged.rho[worst]),
     )

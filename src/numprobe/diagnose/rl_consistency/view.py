@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from numprobe.align.leaves import LeafPairs
 from numprobe.align.records import RecordPairs
@@ -74,8 +76,13 @@ class View:
 
     def apart(self, row: int) -> float:
         """What the figures differ by, where that is more than was expected; else the estimate of the error from them."""
-        plain = float(np.fmax(self.measures.d_norm[row], self.measures.d_extreme[row]))
-        return plain if plain > 4 * self.judged.expected[row] else float(self.measures.error[row])
+        return float(self.all_apart[row])
+
+    @cached_property
+    def all_apart(self) -> NDArray[np.float64]:
+        """:meth:`apart` of every row."""
+        plain = np.fmax(self.measures.d_norm, self.measures.d_extreme)
+        return np.where(plain > 4 * np.asarray(self.judged.expected), plain, self.measures.error)
 
 
 def named(side: RoleSide, record: int) -> list[str]:
