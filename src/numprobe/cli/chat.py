@@ -71,7 +71,7 @@ class _Models:
 
     def __init__(self, terminal: Terminal, lang: str, folder: Path, show_sent: bool) -> None:
         self._make: Callable[[str], Brain | None] = lambda name: brain_of(
-            name, terminal, lang, [], show_sent=show_sent, folder=folder
+            name, terminal, lang, [], show_sent=show_sent, folder=folder, servers=True
         )
         self.brain: Brain | None = None
 

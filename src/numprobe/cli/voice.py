@@ -49,12 +49,21 @@ class Terminal:
             yield display
         finally:
             display.close()
+            if style.live:
+                print(file=sys.stderr)  # the answer stands apart
 
 
 def brain_of(
-    llm: str | None, terminal: Terminal, lang: str, roots: list[Path], *, show_sent: bool = False, folder: Path = OUT
+    llm: str | None,
+    terminal: Terminal,
+    lang: str,
+    roots: list[Path],
+    *,
+    show_sent: bool = False,
+    folder: Path = OUT,
+    servers: bool = False,
 ) -> Brain | None:
-    """The model that ``--llm`` or the settings name, None where none is wanted.
+    """The model that ``--llm`` or the settings name, None where none is wanted; with ``servers`` it gets their allowed tools.
 
     One of the settings that cannot be had costs nothing but its words: a warning.
 
@@ -63,7 +72,8 @@ def brain_of(
     """
     from numprobe.agent.config.settings import load_settings
 
-    found = load_settings({"default_llm": llm}).llm(llm or "")
+    settings = load_settings({"default_llm": llm})
+    found = settings.llm(llm or "")
     if found is None:
         return None
     from numprobe.agent.llm.brain import Brain
@@ -72,7 +82,7 @@ def brain_of(
     try:
         mark = "⚠" if common.style(sys.stdout).unicode else "(?)"
         toolbox = Toolbox(terminal, folder, lang, [folder, *roots])
-        return Brain(*found, toolbox, _sent if show_sent else None, mark)
+        return Brain(*found, toolbox, _sent if show_sent else None, mark, settings.config.mcp if servers else {})
     except NumprobeError as error:
         if llm not in (None, "auto"):
             raise
@@ -191,8 +201,11 @@ class Voice:
             return
         text = asked.answer.to_terminal(common.style(sys.stdout))
         if self.hints and asked.run is not None and asked.result is not None:
+            from numprobe.agent.follow.reply import example
+            from numprobe.agent.runs import load_run
+
             folder = printable(asked.run.as_posix())
-            question = say(self.lang, f"ask.example.{asked.skill}")
+            question = example(load_run(asked.run), self.lang)
             text += f'\n\n{say(self.lang, "ask.on")}\n  numprobe follow {folder} "{question}"'
             text += f"\n{say(self.lang, 'ask.report')}  {folder}/report.html"
         print_conclusion(text)

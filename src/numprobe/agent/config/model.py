@@ -42,12 +42,29 @@ class Llm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     output_cost_per_mtok: Cost | None = None
 
 
+class McpServer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A server of other tools that the model of a chat may use: a ``command`` to start, or a ``url``.
+
+    Off unless ``enabled``; of its tools those of ``allow`` alone. ``env`` names variables that the command gets,
+    ``token_env`` the one whose value goes to the url as bearer token.
+    """
+
+    command: tuple[str, ...] = ()
+    url: str = ""
+    allow: tuple[str, ...] = ()
+    enabled: bool = False
+    env: tuple[str, ...] = ()
+    token_env: str = ""
+    timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 60.0
+
+
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All settings. ``lang`` empty: from the locale. ``default_llm`` empty or ``none``: no LLM is asked."""
 
     lang: Literal["", "zh", "en"] = ""
     default_llm: str = ""
     llm: dict[str, Llm] = {}
+    mcp: dict[str, McpServer] = {}
 
 
 PLAIN = {"lang": Literal["", "zh", "en"], "default_llm": str}  # keys that are no table, and their types

@@ -15,7 +15,18 @@ from urllib.parse import urlsplit
 import msgspec
 
 from numprobe.agent.config.file import plain_document
-from numprobe.agent.config.model import ALIAS, EXAMPLES, LLM, NO_LLM, OTHER_NAMES, PLAIN, RESERVED, Config, Llm
+from numprobe.agent.config.model import (
+    ALIAS,
+    EXAMPLES,
+    LLM,
+    NO_LLM,
+    OTHER_NAMES,
+    PLAIN,
+    RESERVED,
+    Config,
+    Llm,
+    McpServer,
+)
 from numprobe.agent.config.paths import CONFIG, config_file
 from numprobe.agent.config.secrets import VARIABLE, looks_like_a_key, names_a_secret, url_holds_a_secret
 from numprobe.record.errors import NumprobeError
@@ -103,6 +114,7 @@ def settings_of(
         lang=values["lang"].value if "lang" in values else "",
         default_llm=values["default_llm"].value if "default_llm" in values else "",
         llm={alias: _llm(alias, fields, values) for alias, fields in llms.items()},
+        mcp=_servers(document.get("mcp", {}), str(file)),
     )
     if config.default_llm not in ("", NO_LLM, *config.llm):
         raise _no_alias(config.default_llm, values["default_llm"].where, config.llm)
@@ -152,7 +164,7 @@ def _near(field: str) -> bool:
 
 def _of_file(document: Mapping[str, Any], where: str) -> Iterable[tuple[str, Value]]:
     for key, content in document.items():
-        if key == "version":
+        if key in ("version", "mcp"):  # the servers of other tools: see _servers
             continue
         if key == "llm":
             yield from _of_tables(content, where)
@@ -160,6 +172,39 @@ def _of_file(document: Mapping[str, Any], where: str) -> Iterable[tuple[str, Val
             yield key, Value(content, "file", where)
         else:
             raise _secret(key, where) if names_a_secret(key) else _unknown(key, where, [*PLAIN, "llm"])
+
+
+def _servers(content: Any, where: str) -> dict[str, McpServer]:
+    """The tables ``[mcp.NAME]``.
+
+    Raises:
+        NumprobeError: E-SET-004 a table is none, has another key or a value of another type, or names no server.
+    """
+    try:
+        found = msgspec.convert(content, dict[str, McpServer])
+    except msgspec.ValidationError as error:
+        raise _wrong_server("mcp", str(error), where) from None
+    for name, server in found.items():
+        _check_alias(name, where)
+        if bool(server.command) == bool(server.url):
+            raise _wrong_server(f"mcp.{name}", "command or url, one of them", where)
+        if server.url:
+            _check_url(f"mcp.{name}.url", server.url, where)
+        for variable in (*server.env, server.token_env):
+            if variable and (looks_like_a_key(variable) or not VARIABLE.fullmatch(variable)):
+                raise _secret(f"mcp.{name}", where)
+    return found
+
+
+def _wrong_server(key: str, reason: str, where: str) -> NumprobeError:
+    return NumprobeError(
+        "E-SET-004",
+        "{key} is no server of tools: {reason}",
+        where=where,
+        do='write [mcp.NAME] with command = ["program", "argument"] or url, allow = ["tool"], enabled = true',
+        key=key,
+        reason=reason,
+    )
 
 
 def _of_tables(content: Any, where: str) -> Iterable[tuple[str, Value]]:

@@ -5,21 +5,27 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from numprobe.agent.config.model import Llm
+from numprobe.agent.config.model import Llm, McpServer
 from numprobe.agent.llm.grounding import check
 from numprobe.agent.llm.model import Shown, model_of
 from numprobe.agent.tools import Toolbox
 from numprobe.record.errors import NumprobeError
 
 if TYPE_CHECKING:
-    from pydantic_ai import Agent
+    from pydantic_ai import Agent, Tool
     from pydantic_ai.messages import ModelMessage
 
+    from numprobe.agent.mcp.client import Allowed, Connection
+
 MOST_REQUESTS = 12  # of one question
+SMALLEST_CONTEXT = 32_000  # tokens, where the settings say nothing
+CHARACTERS_PER_TOKEN = 3
+HISTORY_SHARE = 0.5
 LONGEST_RESULT = 12_000  # characters of a tool's answer that the model is given
 INSTRUCTIONS = """\
 You are the voice of numprobe, a tool that finds where the numbers of a model went wrong. Answer in {language}.
@@ -58,11 +64,19 @@ class Listening:
 class Brain:
     """A model under an alias and a toolbox. One event loop, in a thread of its own, serves all questions."""
 
-    def __init__(self, alias: str, llm: Llm, toolbox: Toolbox, shown: Shown | None = None, mark: str = "⚠") -> None:
-        """``mark`` goes behind what is not supported.
+    def __init__(
+        self,
+        alias: str,
+        llm: Llm,
+        toolbox: Toolbox,
+        shown: Shown | None = None,
+        mark: str = "⚠",
+        servers: Mapping[str, McpServer] = {},
+    ) -> None:
+        """``mark`` goes behind what is not supported; ``servers`` have further tools, of which the allowed ones are used.
 
         Raises:
-            NumprobeError: as :func:`~numprobe.agent.llm.model.model_of`.
+            NumprobeError: as :func:`~numprobe.agent.llm.model.model_of`; E-LLM-007 a server cannot be reached.
         """
         self.alias, self.llm, self.toolbox, self.mark = alias, llm, toolbox, mark
         self._model = model_of(alias, llm, shown)
@@ -71,9 +85,30 @@ class Brain:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="numprobe-llm", daemon=True)
         self._thread.start()
+        self._servers: list[Connection] = []
+        try:
+            for name, settings in servers.items():
+                self._connect(name, settings)
+        except NumprobeError:
+            self.close()
+            raise
+
+    def _connect(self, name: str, settings: McpServer) -> None:
+        from numprobe.agent.mcp.client import Connection
+
+        async def connected() -> Connection:
+            server = Connection(name, settings)
+            await server.open()
+            return server
+
+        if settings.enabled:
+            self._servers.append(asyncio.run_coroutine_threadsafe(connected(), self._loop).result())
 
     def close(self) -> None:
         """Stop the loop; the brain cannot be asked again."""
+        for server in self._servers:
+            with suppress(Exception):
+                asyncio.run_coroutine_threadsafe(server.close(), self._loop).result(timeout=6)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=5)
 
@@ -130,7 +165,7 @@ class Brain:
             return self._reply(said, given, runs, cut=told.what)
         if result is None or not str(result.output).strip():
             raise _empty(self.alias)
-        self._history = list(result.all_messages())
+        self._history = _kept(list(result.all_messages()), self._room())
         usage = result.usage
         reply = self._reply(str(result.output), given, runs)
         return replace(
@@ -145,6 +180,10 @@ class Brain:
         self._given += given
         checked = check(text, self._given, self.mark)
         return Reply(checked.text, checked.unsupported, cut, runs=runs)
+
+    def _room(self) -> int:
+        """Characters of earlier turns that a request may carry: a part of the model's context."""
+        return int((self.llm.context_window or SMALLEST_CONTEXT) * CHARACTERS_PER_TOKEN * HISTORY_SHARE)
 
     def _cost(self, sent: int, received: int) -> float | None:
         if self.llm.input_cost_per_mtok is None or self.llm.output_cost_per_mtok is None:
@@ -180,7 +219,10 @@ class Brain:
             return found
 
         agent: Agent[None, str] = Agent(
-            self._model, instructions=INSTRUCTIONS.format(language=LANGUAGES[tools.lang]), retries=1
+            self._model,
+            instructions=INSTRUCTIONS.format(language=LANGUAGES[tools.lang]),
+            retries=1,
+            tools=[_foreign(allowed, given) for server in self._servers for allowed in server.tools],
         )
 
         @agent.tool_plain
@@ -229,6 +271,34 @@ class Brain:
             return await use(lambda: tools.query_run(run_id, sql))
 
         return agent
+
+
+def _foreign(allowed: Allowed, given: list[str]) -> Tool[None]:
+    """A tool of another server: what it says is data as all the rest."""
+    from pydantic_ai import Tool
+
+    async def use(**arguments: Any) -> str:
+        text = await allowed.use(arguments)
+        given.append(text)
+        return text
+
+    return Tool.from_schema(use, allowed.name, allowed.description, allowed.schema)
+
+
+def _kept(messages: list[ModelMessage], room: int) -> list[ModelMessage]:
+    """The last turns that fit; the evidence of earlier ones lies in the runs' folders, where the tools find it."""
+    from pydantic_ai.messages import ModelMessagesTypeAdapter, ModelRequest, UserPromptPart
+
+    starts = [
+        n
+        for n, message in enumerate(messages)
+        if isinstance(message, ModelRequest) and any(isinstance(part, UserPromptPart) for part in message.parts)
+    ]
+    for start in starts:
+        kept = messages[start:]
+        if len(ModelMessagesTypeAdapter.dump_json(kept)) <= room:
+            return kept
+    return []
 
 
 def _arguments(args: str | dict[str, Any] | None) -> str:
