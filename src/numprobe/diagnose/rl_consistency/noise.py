@@ -48,9 +48,11 @@ def noise_of_experts(train: RoleSide, records: RecordPairs, leaves: LeafPairs, m
 
     The product act(g) u in front of an expert's second linear is as wrong as rms(g) rms(u) / rms(act(g) u) times its inputs: much
     more, where an expert has few tokens and the gate is closed for them. A token of which two experts are about equally likely
-    may go to the other one: with an error e of the logits, TIES e of the tokens do. They are other tokens from there on.
+    may go to the other one: with an error e of the logits, TIES e of the tokens do. They are other tokens from there on, so that
+    only what all tokens have in common tells.
     """
     noise: dict[int, float] = {}
+    elsewhere: set[int] = set()
     after = 0.0
     names = train.calls.values.names
     row_of = {
@@ -62,6 +64,7 @@ def noise_of_experts(train: RoleSide, records: RecordPairs, leaves: LeafPairs, m
         op = parse_name(name)
         if after and role != PARAMETER:
             noise[row] = after
+            elsewhere.add(row)
         if role == INPUT and op.path.endswith(".down") and EXPERTS in op.path.split("."):
             before = row_of.get((name.replace(".down.", ".gate_up."), OUTPUT, "output.0"))
             if before is not None and m.rms[row] > 0:
@@ -72,8 +75,9 @@ def noise_of_experts(train: RoleSide, records: RecordPairs, leaves: LeafPairs, m
             given = row_of.get((router, OUTPUT, "output.0"), row_of.get((router, INPUT, "input_args.0")))
             if given is not None:
                 noise[row] = ANOTHER * math.sqrt(min(TIES * _error(m, given), 1.0))
+                elsewhere.add(row)
                 after = max(after, DILUTED * noise[row])
-    return Allowed(noise=noise)
+    return Allowed(noise=noise, elsewhere=frozenset(elsewhere))
 
 
 def _error(m: Measures, row: int) -> float:
