@@ -190,7 +190,7 @@ def test_ranks_of_the_sentence_are_answered_and_only_with_only_read_alone(dumps:
         tmp_path, "ask", f"rank 3 has a NaN loss: {dumps}/dump/first_step_nan", "--json", "-o", tmp_path / "a"
     )
     assert json.loads((tmp_path / "a" / "run.json").read_text(encoding="utf-8"))["options"]["rank"] is None
-    assert "rank 3 is a" in ran.json["answer"]
+    assert "Rank 3 is a" in ran.json["answer"]
     offline(tmp_path, "ask", f"only rank 3, NaN: {dumps}/dump/first_step_nan", "--json", "-o", tmp_path / "b")
     assert json.loads((tmp_path / "b" / "run.json").read_text(encoding="utf-8"))["options"]["rank"] == [3]
 

@@ -63,7 +63,7 @@ def test_a_conversation(dumps: Path, tmp_path: Path) -> None:
         "layers.0.mlp.linear_fc2",
         "layers.0.down",
         "Questions are about",
-        "Yes: rank 6 is a source",
+        "Yes. Rank 6 is a source",
         "pytorch",
     ):
         assert said in ran.out, said

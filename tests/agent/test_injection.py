@@ -371,8 +371,8 @@ def test_over_mcp_nothing_changes(tmp_path: Path, found: dict[str, dict[str, Any
                 await call(client, "explain", **about),
                 await call(client, "explain", **about, name=case.text),
                 await call(client, "list_excluded", **about),
-                await call(client, "ask_run", **about, question=f"what is the call stack? {case.text}"),
-                await call(client, "ask_run", **about, question=f"exclude {case.text} and rerun"),
+                await call(client, "ask_run", **about, question=f"what is the call stack? {case.text[:2000]}"),
+                await call(client, "ask_run", **about, question=f"exclude {case.text[:2000]} and rerun"),
             ]
             assert [markup for answer in answers for markup in live(answer["answer"])] == []
             if case.id in ("sql", "sql_value", "template_own", "long"):

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from numprobe.report import markdown
 from numprobe.report.messages import Piece, plain
-from numprobe.report.terminal import Cell, Style, columns, joined, pad, printable, soft, table, wrap
+from numprobe.report.terminal import HARD, Cell, Style, columns, joined, pad, printable, soft, table, wrap
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,8 @@ class Answer:
         parts: list[str] = []
         for n, block in enumerate(self.blocks):
             if isinstance(block, Text):
-                line = markdown.joined(block.pieces) + "".join(f" [{mark}]" for mark in block.cites)
+                pieces, stop = _stop_apart(block)
+                line = markdown.joined(pieces) + "".join(f" [{mark}]" for mark in block.cites) + stop
                 follows = block.bullet and n and isinstance(before := self.blocks[n - 1], Text) and before.bullet
                 parts.append(f"{'' if follows or not n else chr(10)}{'- ' if block.bullet else ''}{line}")
                 continue
@@ -100,22 +101,22 @@ class Answer:
     def to_terminal(self, style: Style) -> str:
         """Wrapped to the width, without a line break at the end."""
         lines: list[str] = []
-        bullet = "• " if style.unicode else "- "
         for block in self.blocks:
             if isinstance(block, Text):
-                marks = "".join(f"\u00a0[{mark}]" for mark in block.cites)
+                pieces, stop = _stop_apart(block)
+                marks = "".join(f"{HARD}[{mark}]" for mark in block.cites) + stop
                 if not block.bullet and lines:
                     lines.append("")
                 lines += wrap(
-                    joined(block.pieces, style) + marks,
+                    joined(pieces, style) + marks,
                     style.width,
-                    bullet if block.bullet else "",
+                    "- " * block.bullet,
                     "  " * block.bullet,
                 )
                 continue
             lines += [""] if lines else []
             if block.title:
-                lines.append(style.paint(printable(block.title), "strong"))
+                lines += [style.paint(line, "strong") for line in wrap(soft(block.title), style.width)]
             if isinstance(block, Table):
                 rows = [[Cell(soft(c)) for c in row] for row in block.rows]
                 lines += table(list(block.head), rows, block.right, style)
@@ -137,6 +138,14 @@ class Answer:
     def to_text(self) -> str:
         """The sentences alone, without markup: for logs and tests."""
         return "\n".join(plain(block.pieces) for block in self.blocks if isinstance(block, Text))
+
+
+def _stop_apart(block: Text) -> tuple[Sequence[Piece], str]:
+    """The pieces, and the stop of the sentence where marks of citations stand before it."""
+    last = block.pieces[-1] if block.pieces else ""
+    if not block.cites or not isinstance(last, str) or not last.endswith((".", ":", "。", "：")):
+        return block.pieces, ""
+    return [*block.pieces[:-1], last[:-1]], last[-1]
 
 
 def _cell(text: str) -> str:

@@ -232,7 +232,8 @@ def _options(skill: Skill, sentence: Sentence) -> dict[str, Any]:
 
 def _line(chosen: Route, sentence: Sentence, lang: str) -> str:
     inputs = say(lang, "list.comma").join(
-        path if len(chosen.inputs) == 1 else f"{name} {path}" for name, path in chosen.inputs.items()
+        path if len(chosen.inputs) == 1 else f"{say(lang, f'ask.input.{name}')} {path}"
+        for name, path in chosen.inputs.items()
     )
     narrowed = _options(skill_of(chosen.intent), sentence)
     extent = say(lang, "ask.extent.all")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from numprobe.agent.answer import Answer, Lines, Table
 from numprobe.agent.follow import names
 from numprobe.agent.follow.question import Question
-from numprobe.agent.follow.teller import MOST_EVIDENCE, Teller, sentence
+from numprobe.agent.follow.teller import MOST_EVIDENCE, Teller, frames, sentence
 from numprobe.agent.runs import FinishedRun
 from numprobe.compare.messages import CATALOGUE
 from numprobe.compare.page import view
@@ -229,7 +229,7 @@ class _Teller(Teller):
         self.say(
             "nan.stack", self.answer.cite(f"target stack.json {f.op}"), op=f.op, frame=next(iter(view.code(f)), None)
         )
-        self.answer.blocks.append(Lines(f.stack))
+        self.answer.blocks.append(Lines(frames(f.stack)))
         return self.answer
 
     def unmatched(self) -> Answer:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 
-from numprobe.agent.answer import Answer, Lines, Table
+from numprobe.agent.answer import Answer, Block, Lines, Table
 from numprobe.agent.follow import names
 from numprobe.agent.follow.question import Question
 from numprobe.agent.follow.records import Records, record_of
-from numprobe.agent.follow.teller import MOST_CHECKS, MOST_EVIDENCE, Teller, sentence
+from numprobe.agent.follow.teller import MOST_CHECKS, MOST_EVIDENCE, Teller, frames, sentence
 from numprobe.agent.messages import CATALOGUE as AGENT
 from numprobe.agent.runs import FinishedRun
 from numprobe.diagnose.nan_overflow.messages import CATALOGUE
@@ -24,6 +24,7 @@ from numprobe.report import numbers
 
 MOST_EXCLUDED = 3
 MOST_RANKS = 16  # of one record, side by side
+MOST_TOLD = 64  # ranks, one sentence each
 MOST_ROWS = 24
 NEAR = 4  # records of one name
 MOST_RANGES = 6  # of ranks in a cell
@@ -64,7 +65,7 @@ class _Teller(Teller):
         self.answer.say(sentence(parts, self.text("list.sentence")), *self._evidence_marks(1))
         for item in result.evidence[:MOST_EVIDENCE]:
             self.word(item.message, *self._cited(item.id, item.citations), bullet=True)
-        self._excluded_in_short()
+        self._excluded_in_short(bullet=True)
         for check in result.next_checks[:MOST_CHECKS]:
             self.word(check, bullet=True, before="answer.check")
         for limit in result.limits[:MOST_CHECKS]:
@@ -89,13 +90,14 @@ class _Teller(Teller):
             return ""
         return f"Max {numbers.stat(slot.max)}  Min {numbers.stat(slot.min)}"
 
-    def _excluded_in_short(self) -> None:
+    def _excluded_in_short(self, *, bullet: bool) -> None:
         excluded = self.result.excluded
         if excluded:
             total = sum(item.count for item in excluded)
             shown = [item.op for item in excluded[:MOST_EXCLUDED]]
             mark = self.answer.cite("result.json excluded", self.rows(len(excluded)))
-            self.say("nan.excluded.short", mark, count=total, ops=shown, more=len(excluded) - len(shown) or None)
+            more = len(excluded) - len(shown) or None
+            self.say("nan.excluded.short", mark, count=total, ops=shown, more=more, bullet=bullet)
 
     # questions
 
@@ -116,6 +118,10 @@ class _Teller(Teller):
         return self.first.step if self.first and self.first.step is not None else self.result.step
 
     def reply(self, q: Question) -> Answer:
+        if q.steps and self._step is not None and self._step not in q.steps:
+            self.answer.known = False
+            self.say("nan.step.other", self.answer.cite("result.json step"), step=self._step, asked=list(q.steps[:64]))
+            return self.answer
         q = self.understood(q, self._spoken)
         if q.kind == "why_not" and (q.ranks or not q.names):
             return self.why_rank(q.ranks[0]) if q.ranks else self.why()
@@ -151,13 +157,15 @@ class _Teller(Teller):
 
     def ranks(self, q: Question) -> Answer:
         """What role each of these ranks has, and its first dirty record."""
-        for rank in q.ranks:
-            row = self._row(rank)
-            if row is None:
-                self.answer.known = False
-                self.say("nan.rank.none", rank=rank)
-                continue
+        rows = {row.rank: row for row in self.result.ranks}
+        there = [rows[rank] for rank in q.ranks if rank in rows]
+        for row in there[:MOST_TOLD]:
             self._tell_rank(row, asked=re.search("source|源", q.text.lower()) is not None)
+        if len(there) > MOST_TOLD:
+            self.say("nan.rank.more", self.answer.cite("5_ranks.csv"), count=len(there) - MOST_TOLD)
+        if absent := [rank for rank in q.ranks if rank not in rows]:
+            self.answer.known = False
+            self.say("nan.rank.none", ranks=absent)
         return self.answer
 
     def _tell_rank(self, row: RankRow, *, asked: bool = False) -> None:
@@ -194,7 +202,7 @@ class _Teller(Teller):
         row = self._row(rank)
         if row is None:
             self.answer.known = False
-            self.say("nan.rank.none", rank=rank)
+            self.say("nan.rank.none", ranks=[rank])
             return self.answer
         self._tell_rank(row)
         if self.first is not None and view.shown_role(row) not in ("source", "missing"):
@@ -242,7 +250,7 @@ class _Teller(Teller):
         cited = [self.answer.cite(f"{c.rank_key}/stack.json {c.op_name}")]
         frame = f"{c.frame.file}:{c.frame.line} {c.frame.function}" if c.frame else None
         self.say("nan.stack", *cited, op=c.op_name, frame=frame)
-        self.answer.blocks.append(Lines(c.stack))
+        self.answer.blocks.append(Lines(frames(c.stack)))
         if c.chain:
             title = self.text("nan.stack.chain")
             self.answer.blocks.append(
@@ -285,12 +293,25 @@ class _Teller(Teller):
         if not rows:
             self.answer.blocks.clear()
             return self.nothing(q, known)
-        head = self.heads("cite", "rank", "record", "slot", "shape", "max", "min", "mean", "norm", "state")
-        right = (5, 6, 7, 8)
-        if len({row[1] for row in rows}) == 1:
-            head, rows, right = head[:1] + head[2:], [row[:1] + row[2:] for row in rows], (4, 5, 6, 7)
-        self.answer.blocks.insert(0, Table(head, rows, right))
+        self.answer.blocks[:0] = self._record_tables(rows)
         return self.answer
+
+    def _record_tables(self, rows: list[list[str]]) -> list[Block]:
+        """One table for each record; one for all where it is the same record of several ranks."""
+        figures = ("slot", "shape", "max", "min", "mean", "norm", "state")
+        begins = [n for n, row in enumerate(rows) if row[2]]
+        names_of = {rows[n][2] for n in begins}
+        if len(names_of) == 1 and len(begins) > 1:
+            head = self.heads("cite", "rank", *figures)
+            body = [[row[0], row[1] if row[2] else "", *row[3:]] for row in rows]
+            return [Table(head, body, (4, 5, 6, 7), names_of.pop())]
+        several = len({row[1] for row in rows}) > 1
+        tables: list[Block] = []
+        for begin, end in zip(begins, [*begins[1:], len(rows)], strict=True):
+            mark, rank, name = rows[begin][:3]
+            title = f"{self.text('head.rank')} {rank}  {name} {mark}" if several else f"{name} {mark}"
+            tables.append(Table(self.heads(*figures), [row[3:] for row in rows[begin:end]], (2, 3, 4, 5), title))
+        return tables
 
     def _keys(self, q: Question, every: bool) -> list[str]:
         """The folders of the ranks to look at."""
@@ -434,7 +455,7 @@ class _Teller(Teller):
         if not self.result.excluded:
             self.say("nan.excluded.none")
             return self.answer
-        self._excluded_in_short()
+        self._excluded_in_short(bullet=False)
         head = self.heads("record", "count", "ranks", "kinds", "reason", "example")
         rows = [
             [

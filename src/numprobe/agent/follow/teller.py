@@ -13,8 +13,10 @@ from numprobe.agent.follow.question import Question
 from numprobe.agent.messages import CATALOGUE
 from numprobe.agent.runs import FinishedRun
 from numprobe.report.messages import Catalogue, Mark, Piece
+from numprobe.report.terminal import shortened
 
 MOST_EVIDENCE, MOST_CHECKS = 5, 3
+MOST_ASKED = 8  # names of a question that are repeated
 
 
 class Said(Protocol):
@@ -67,11 +69,17 @@ class Teller:
         return self.answer
 
     def nothing(self, q: Question, known: Sequence[str]) -> Answer:
-        """No record has this name: the nearest ones."""
+        """No record has this name: the nearest ones. A name that some record has is only told together with what it lacks."""
         self.answer.known = False
-        asked = [*q.names, *q.parts]
-        self.say("answer.no_such_name", names=asked or [self.text("answer.layer", layer=q.layer)])
-        for name in names.nearest(asked, known):
+        absent = [word for word in q.names if not any(names.holds(name, word) for name in known)]
+        asked = absent or [*q.names, *q.parts]
+        near = names.nearest(asked, known)
+        shown = [shortened(name) for name in asked[:MOST_ASKED]]
+        if not absent:
+            layer = [] if q.layer is None else [self.text("answer.layer", layer=q.layer)]
+            shown = [" + ".join([*shown, *layer])]
+        self.say("answer.no_such_name" if near else "answer.no_such_name.at_all", names=shown)
+        for name in near:
             self.answer.say([Mark("op", name)], bullet=True)
         return self.answer
 
@@ -82,9 +90,20 @@ class Teller:
         return self.answer
 
 
+def frames(stack: Sequence[str]) -> list[str]:
+    """Frames as Python shows them: the place, below it the line of code."""
+    lines = []
+    for frame in stack:
+        place, _, code = frame.partition("\n")
+        lines += [place.rstrip(", "), *([f"  {code.strip()}"] if code.strip() else [])]
+    return lines
+
+
 def sentence(pieces: Sequence[Sequence[Piece]], space: str) -> list[Piece]:
-    """Sentences one after another."""
+    """Sentences one after another; the first begins with a capital, unless it begins with a name."""
     out: list[Piece] = []
     for n, part in enumerate(pieces):
         out += [space, *part] if n else part
+    if out and isinstance(out[0], str):
+        out[0] = out[0][:1].upper() + out[0][1:]
     return out

@@ -136,11 +136,18 @@ def _fill(template: str, values: Mapping[str, object], look_up: Callable[[str], 
             if all(_has(values.get(field)) for field in fields(optional)[0]):
                 pieces.extend(_fill(optional, values, look_up))
         elif _has(values.get(name)):
-            pieces.append(_format(values[name], spec or "", look_up))
+            pieces.extend(_formatted(values[name], spec or "", look_up))
         else:
             pieces.append("?")  # a figure that is missing must not cost the reader the rest of the page
     pieces.append(template[end:])
     return [piece for piece in pieces if piece]
+
+
+def _formatted(value: object, spec: str, look_up: Callable[[str], str]) -> list[Piece]:
+    """One piece; of a list of names one for each, so that each is broken, copied and shortened as a name."""
+    if spec not in _MARKS or not isinstance(value, (list, tuple)):
+        return [_format(value, spec, look_up)]
+    return [piece for n, one in enumerate(value) for piece in ([", "] if n else []) + [_format(one, spec, look_up)]]
 
 
 def _format(value: object, spec: str, look_up: Callable[[str], str]) -> Piece:
