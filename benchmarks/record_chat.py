@@ -113,6 +113,7 @@ def record(demo: Path, demo_rl: Path, case: str, out: Path) -> float:
         }
         terminal = Terminal(folder, environ)
         try:
+            terminal.wait(re.compile(r"^\$ *$", re.MULTILINE))
             terminal.type(f"numprobe chat --lang {lang}")
             terminal.wait(re.compile(r"^> *$", re.MULTILINE))
             first = 0.0
