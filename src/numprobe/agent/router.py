@@ -24,6 +24,10 @@ INPUTS: Mapping[str, tuple[str, ...]] = {
     "map": ("train", "rollout"),
     "follow_up": ("run",),
 }
+_NOT = re.compile(  # "no spike, the loss is NaN" does not speak of a spike; 有没有 and 是不是 ask whether
+    r"(?:(?<![a-z])(?:no|not|without|isn't|never|nor)\s+(?:an?\s+|any\s+|the\s+)?|(?<!有)没有?|(?<!是)不是|并非|(?<!有)无|未见)\s*"
+    r"(?:loss\s*|梯度)?(?:nans?(?![a-z])|infs?(?![a-z])|overflows?|溢出|spikes?|尖刺|梯度突变)"
+)
 _NEAR = 14  # characters before a path in which a word says which side it is
 _SIDES = {
     "train": r"训练|train|megatron|fsdp|mindspeed|actor",
@@ -96,6 +100,7 @@ def _intents() -> list[str]:
 
 def _said(words: str) -> dict[str, float]:
     """The weight of what the sentence says, by intent; nothing for an intent of which it has no word."""
+    words = _NOT.sub(" ", words)
     found = {intent: sum(w for w, pattern in rules if pattern.search(words)) for intent, rules in _table().items()}
     return {intent: weight for intent, weight in found.items() if weight}
 
@@ -110,7 +115,10 @@ def _evidence(intent: str, said: Mapping[str, float], dumps: Sequence[Probe], pr
             return 0.0
         if all(d.task == "structure" for d in dumps):
             return CANNOT
-        return FITS + (0.0 if said else NO_WORD) if len(dumps) == 1 else 0.0
+        if len(dumps) > 1:
+            return 0.0
+        # "compare DIR" asks for a second dump, though one alone fits this skill
+        return FITS if said.get(intent) else FITS - NO_WORD if said else FITS + NO_WORD
     if intent == "rl_consistency":
         if len(dumps) < 2:
             return CANNOT if len(dumps) == 1 and not said.get(intent) else 0.0

@@ -5,17 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from numprobe.record.errors import NumprobeError
 from numprobe.record.ranges import parse_ranges
 
 _HAN = re.compile(r"[\u3400-\u9fff]")
-_QUOTED = re.compile(r"\"([^\"\n]+)\"|'([^'\n]+)'|`([^`\n]+)`|“([^”\n]+)”|‘([^’\n]+)’|「([^」\n]+)」|《([^》\n]+)》")
+LONGEST = 20_000  # characters of a sentence; what is more is a log, and every word of it is looked at for a path
+_QUOTED = re.compile(  # no opening mark inside: a row of them would be read to the end for each one
+    r"\"([^\"\n]+)\"|'([^'\n]+)'|`([^`\n]+)`|“([^“”\n]+)”|‘([^‘’\n]+)’|「([^「」\n]+)」|《([^《》\n]+)》"
+)
 _RUN = re.compile(r"(?:[A-Za-z]:[\\/])?[^\s\"'`“”‘’「」《》（）()，。；：？！、,;?!|<>]+")
 _ASCII_RUN = re.compile(r"[A-Za-z0-9_.~/\\:@%+=#-]+")
 _START = re.compile(r"(?:[A-Za-z]:[\\/]|~?/|\.{1,2}/|[A-Za-z0-9_.-]+[/\\])")
 _TRAILING = ".,:;!?"
+_MOST_ENTRIES = 10_000  # of a folder that an ordinary word names
 _LONGEST_RUN = 160  # characters without a space in which paths are looked for inside of Chinese text
 # words with a slash that name two sides or two kinds, no folder
 _PAIRS = re.compile(
@@ -24,14 +29,15 @@ _PAIRS = re.compile(
     r"|megatron|fsdp|vllm|sglang|verl|msprobe|q|k|v|gate|up|down|yes|no|on|off|n|a)",
     re.IGNORECASE,
 )
-_RANGE = r"([0-9]+(?:\s*[-~到至]\s*[0-9]+)?(?:\s*[,、]\s*[0-9]+(?:\s*[-~到至]\s*[0-9]+)?)*)"
+_DIGITS = r"(?<![0-9])[0-9]{1,18}(?![0-9])"  # a whole number; what has more digits is none that counts anything
+_RANGE = rf"({_DIGITS}(?:\s*[-~到至]\s*{_DIGITS})?(?:\s*[,、]\s*{_DIGITS}(?:\s*[-~到至]\s*{_DIGITS})?){{0,99}})"
 _RANKS = (
     re.compile(rf"\branks?\s*[:=#]?\s*{_RANGE}", re.IGNORECASE),
     re.compile(rf"{_RANGE}\s*号?\s*(?:卡|rank)(?!\s*[0-9训])", re.IGNORECASE),
     re.compile(rf"卡\s*{_RANGE}"),
 )
 _COUNT = re.compile(
-    r"[0-9]+\s*(?:张)?卡(?:训练|任务|集群|的训练|上训|规模)|[0-9]+[- ](?:rank|card|gpu|npu)s?\b", re.IGNORECASE
+    rf"{_DIGITS}\s*(?:张)?卡(?:训练|任务|集群|的训练|上训|规模)|{_DIGITS}[- ](?:rank|card|gpu|npu)s?\b", re.IGNORECASE
 )
 _STEPS = (
     re.compile(rf"\bsteps?\s*[:=#]?\s*{_RANGE}", re.IGNORECASE),
@@ -65,7 +71,19 @@ def language_of(text: str) -> str:
 
 
 def read_sentence(text: str, paths: Sequence[str] = ()) -> Sentence:
-    """Take a sentence apart. ``paths`` are those given as arguments of their own; they come first."""
+    """Take a sentence apart. ``paths`` are those given as arguments of their own; they come first.
+
+    Raises:
+        NumprobeError: E-AGT-011 it is longer than :data:`LONGEST`.
+    """
+    if len(text) > LONGEST:
+        raise NumprobeError(
+            "E-AGT-011",
+            "a sentence of {length} characters is too long",
+            do="say it in one sentence, of {most} characters at most; what lies in files is named by its path",
+            length=len(text),
+            most=LONGEST,
+        )
     found = _paths_in(text, given=bool(paths))
     rest, places, at = "", [], 0
     for start, end, _ in found:
@@ -101,10 +119,13 @@ def _paths_in(text: str, *, given: bool) -> list[tuple[int, int, str]]:
         if _exists(inner) or (_path_like(inner) and " " not in inner.strip()):
             taken.append((quoted.start(), quoted.end(), inner))
     words: list[tuple[int, int, str]] = []
+    known: dict[str, list[tuple[int, str]]] = {}  # a word that is said often is looked up once
     for run in _RUN.finditer(text):
         if any(start < run.end() and run.start() < end for start, end, _ in taken):
             continue
-        for start, path in _paths_in_run(run.group()):
+        if run.group() not in known:
+            known[run.group()] = list(_paths_in_run(run.group()))
+        for start, path in known[run.group()]:
             place = (run.start() + start, run.start() + start + len(path), path)
             (taken if re.search(r"[/\\.]", path) else words).append(place)
     ordinary = [word for word in words if re.fullmatch(r"[a-z]+|[\u3400-\u9fff]+", word[2])]
@@ -175,7 +196,7 @@ def _is_bare(word: str) -> bool:
 def _holds_data(folder: Path) -> bool:
     """A folder of this name may be meant by an ordinary word: only where it holds what numprobe reads."""
     try:
-        names = {entry.name for entry in folder.iterdir()}
+        names = {entry.name for entry in islice(folder.iterdir(), _MOST_ENTRIES)}
     except OSError:
         return False
     return any(re.fullmatch(r"(?:step|rank|proc)_?[0-9]*|(?:dump|run|debug)\.json", name) for name in names) or any(

@@ -10,6 +10,8 @@ from numprobe.agent.follow.question import PARTS, Question
 from numprobe.record.names import parse_name
 
 NEAREST = 5
+MOST_SOUGHT = 8  # words of a question to which the nearest names are looked for
+LONGEST_SOUGHT = 200  # characters of one: likeness costs the product of both lengths
 
 
 def layer_of(name: str) -> int | None:
@@ -43,7 +45,7 @@ def in_parts(names: Iterable[str], parts: Sequence[str]) -> bool:
 def nearest(words: Iterable[str], names: Iterable[str]) -> list[str]:
     """The names most like one of the words, best first: at most five, of those that differ by more than a number one."""
     best: dict[str, tuple[float, str]] = {}
-    sought = [word.lower() for word in words]
+    sought = [word.lower() for word in words if len(word) <= LONGEST_SOUGHT][:MOST_SOUGHT]
     for name in dict.fromkeys(names):
         parts = [p for p in name.lower().split(".") if not p.isdecimal()]
         score = max(

@@ -13,7 +13,9 @@ from numprobe.record.errors import NumprobeError
 from numprobe.record.ranges import parse_ranges
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z0-9_]+)*")
-_LAYER = re.compile(r"\blayers?[ ._#]*([0-9]{1,6})|第\s*([0-9]{1,6})\s*(?:层|个?layer)|([0-9]{1,6})\s*层")
+_LAYER = re.compile(  # a whole number, none of its digits left out
+    r"\blayers?[ ._#]*([0-9]{1,18})(?![0-9])|第\s*([0-9]{1,18})\s*(?:层|个?layer)|(?<![0-9])([0-9]{1,18})\s*层"
+)
 PARTS = {  # what people call a part of a layer: the components of module paths
     "attention": r"(?:^|\.)(?:self_|cross_)?att(?:n|ention)(?=\.|$)",
     "mlp": r"(?:^|\.)(?:mlp|ffn|feed_forward|experts|moe|block_sparse_moe|shared_experts?)(?=\.|$)",
@@ -57,6 +59,7 @@ class Question:
     ranks: tuple[int, ...]
     layer: int | None
     parts: tuple[str, ...]
+    steps: tuple[int, ...] = ()
 
 
 def read_question(text: str, lang: str | None = None) -> Question:
@@ -72,9 +75,10 @@ def read_question(text: str, lang: str | None = None) -> Question:
         kinds[0] if kinds else "",
         kinds,
         _names(text, parts),
-        _ranks(sentence.ranks),
+        _numbers(sentence.ranks),
         int(next(filter(None, layer.groups()))) if layer else None,
         parts,
+        _numbers(sentence.steps),
     )
 
 
@@ -99,10 +103,10 @@ def _names(text: str, parts: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _ranks(text: str) -> tuple[int, ...]:
+def _numbers(text: str) -> tuple[int, ...]:
     if not text:
         return ()
     try:
-        return tuple(sorted(parse_ranges(text, "")))[:64]
+        return tuple(sorted(parse_ranges(text, "")))
     except NumprobeError:
         return ()
