@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,7 +16,7 @@ from numprobe.agent.probe import Probe, probe
 from numprobe.agent.router import UNSUPPORTED, Route, route
 from numprobe.agent.sentence import Sentence, read_sentence
 from numprobe.agent.skills.skill import Done, Pipeline, Skill
-from numprobe.execution.stages import Listener
+from numprobe.execution.stages import Listener, ignore
 from numprobe.record.errors import NumprobeError
 from numprobe.report.run_folder import OUT, default_folder
 
@@ -35,6 +35,16 @@ class Audience(Protocol):
 
     def stages(self, pipeline: Pipeline, lang: str) -> AbstractContextManager[Listener]:
         """Inside, the stages of a run are shown."""
+
+
+class Silent:
+    """Nobody watches."""
+
+    def chosen(self, line: str) -> None:
+        """Nothing is said."""
+
+    def stages(self, pipeline: Pipeline, lang: str) -> AbstractContextManager[Listener]:
+        return nullcontext(ignore)
 
 
 @dataclass
