@@ -20,6 +20,7 @@ from markdown_it import MarkdownIt
 
 from agent.scripted import Say, Step, Use, serving
 from cli.shell import H, Ran, numprobe
+from numprobe.agent.chat.sessions import Turn, as_markdown
 from numprobe.synth.rl import simulate
 
 ESCAPE, BELL, RTL, ZERO_WIDTH = "\x1b", "\x07", "\u202e", "\u200b"
@@ -181,14 +182,17 @@ def live(text: str) -> Iterator[str]:
     """What a reader of Markdown would make of a text beyond words, lists, tables and code."""
     harmless = {"paragraph", "inline", "bullet_list", "list_item", "table", "thead", "tbody", "tr", "th", "td", "fence"}
     inline = {"text", "softbreak", "code_inline", "strong", "text_special"}
+    lines = text.split("\n")
     for token in MarkdownIt("commonmark").enable("table").parse(text):
         kind = token.type.removesuffix("_open").removesuffix("_close")
+        if kind == "fence" and token.map:
+            lines[slice(*token.map)] = [""] * (token.map[1] - token.map[0])
         if kind not in harmless:
             yield f"{kind}: {token.content}"
         for part in token.children or []:
             if part.type.removesuffix("_open").removesuffix("_close") not in inline:
                 yield f"{part.type}: {part.content}"
-    words = re.sub(r"(`+)(?:(?!`).|(?<!`)(?!\1(?!`))`+)+?\1(?!`)", "", text, flags=re.DOTALL)
+    words = re.sub(r"(`+)(?:(?!`).|(?<!`)(?!\1(?!`))`+)+?\1(?!`)", "", "\n".join(lines), flags=re.DOTALL)
     yield from re.findall(r"(?:https?|ftp)://\S*|www\.\S*", words)  # linked as they are by many readers
 
 
@@ -455,3 +459,13 @@ def test_an_error_about_such_a_file_is_one_clear_error(case: Case, tmp_path: Pat
         assert len(ran.err) < 2_000
         assert_tame(ran)
     assert {path.name for path in tmp_path.iterdir()} <= {"dump", "numprobe_out", ".cache", ".config"}
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.id for case in CASES])
+def test_a_saved_session_is_a_quiet_document(case: Case) -> None:
+    turn = Turn(
+        case.text, "as computed", f"![x](https://evil.example)\n{case.text}\n<img src=x>", "nan_overflow", case.text
+    )
+    text = as_markdown("1", [turn])
+    assert [one for one in live(text) if not one.startswith(("heading:", "hr:"))] == []
+    assert not CONTROL.search(text.replace("\n", ""))

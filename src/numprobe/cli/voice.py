@@ -174,6 +174,8 @@ class Voice:
             shown = [printable(what) for what in said.unsupported[:8]]
             text = say(self.lang, "llm.unsupported", mark=brain.mark, what=shown)
             print("\n" + "\n".join(wrap(text, style.width, f"{style.symbol('warning')} ", "  ")))
+        if not said.input_tokens and not said.output_tokens:
+            return  # a server that does not count: no figure is better than a wrong one
         cost = f"{said.cost:.4f}" if said.cost is not None else None
         used = say(self.lang, "llm.used", sent=said.input_tokens, received=said.output_tokens, cost=cost)
         print(f"  {used}", file=sys.stderr)

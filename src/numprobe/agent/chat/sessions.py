@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from numprobe.record.errors import NumprobeError
+from numprobe.report import markdown
 
 VERSION = 1
 _TABLES = """
@@ -148,13 +149,18 @@ class Store:
 
 
 def as_markdown(session: str, turns: list[Turn]) -> str:
-    """A session as a document."""
+    """A session as a document. A model's words are shown as they came: an image in them would call whom it names when it is
+    opened."""
     parts = [f"# numprobe {session}", ""]
     for turn in turns:
-        parts += [f"## {' '.join(turn.question.split())}", "", *([f"{turn.at}  `{turn.run}`", ""] if turn.run else [])]
+        parts += [
+            f"## {markdown.escape(' '.join(turn.question.split()))}",
+            "",
+            *([f"{turn.at}  {markdown.code(turn.run)}", ""] if turn.run else []),
+        ]
         parts += [turn.answer, ""]
         if turn.words:
-            parts += ["---", "", turn.words, ""]
+            parts += ["---", "", *markdown.block(turn.words), ""]
     return "\n".join(parts)
 
 

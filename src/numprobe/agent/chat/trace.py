@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +17,8 @@ from numprobe.agent.skills.skill import Pipeline
 from numprobe.execution.progress import Progress
 from numprobe.execution.stages import Listener
 from numprobe.record.errors import NumprobeError
-from numprobe.report.run_folder import MANIFEST, plain
+from numprobe.report.json_text import json_text
+from numprobe.report.run_folder import MANIFEST
 
 LONGEST = 4000  # characters of a text; its length is told
 
@@ -35,7 +35,7 @@ class Trace:
         if self.file is None:
             return
         told = {"event": kind, "at": round(time.monotonic() - self._begun, 3), **values}
-        self.file.write(json.dumps(plain(told), ensure_ascii=False) + "\n")
+        self.file.write(json_text(told) + "\n")
         self.file.flush()
 
     def text(self, kind: str, text: str, **values: Any) -> None:
