@@ -131,7 +131,7 @@ class Program:
 
 def told(compared: Compared) -> Iterator[object]:
     j = compared.judgement
-    yield from map(repr, (j.verdict, j.status, j.rho, j.expected, j.cause, j.findings))
+    yield from map(repr, (j.verdict, j.status, [*j.rho], [*j.expected], j.cause, j.findings))
     yield compared.measures.reason.tolist()
 
 

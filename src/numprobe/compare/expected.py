@@ -90,7 +90,7 @@ class Listed(Generic[T]):
 
 def single(column: NDArray[Any]) -> Any:
     """The same memory for looks at single rows: at half the cost of numpy's own, and with Python's arithmetic."""
-    return column.tolist() if column.dtype == object else memoryview(column)
+    return column.tolist() if column.dtype == object else column.data
 
 
 class Expectation:

@@ -41,7 +41,7 @@ def _unread(book: Ledger, pair: int, inputs: list[int]) -> bool:
 
 
 def _is_parameter(book: Ledger, pair: int, row: int, signature: int, number: int) -> bool:
-    if signature in book.made:
+    if book.made[signature] >= 0:
         return False
     if signature in book.parameters:
         return True
@@ -135,7 +135,7 @@ def _error_before(book: Ledger, row: int, maker: int) -> float:
 def _changed_alone(book: Ledger, row: int) -> bool:
     """Did the step to this input change the tensor of the target, while that of the golden run stayed what a recorded call had
     made? Inside of one run there is no noise: only a cast may lie between."""
-    maker = book.made_golden.get(book.golden_signature[row], -1)
+    maker = book.made_golden[book.golden_signature[row]]
     if (
         maker < 0
         or not book.both(maker)

@@ -11,6 +11,7 @@ of its own.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -48,8 +49,8 @@ class Judgement:
 
     verdict: list[str]
     status: list[str]
-    rho: list[float]
-    expected: list[float]
+    rho: Sequence[float]
+    expected: Sequence[float]
     cause: list[int]
     findings: list[Finding]
 
@@ -158,7 +159,7 @@ class _Call(NamedTuple):
 
 def _saved(book: Ledger, op: OpName) -> list[int]:
     """Leaf rows of the forward call of a backward record: what it was computed from too."""
-    pair = book.pair_of.get(book.target.position.get(forward_name(op), -1), -1)
+    pair = book.pair_of[book.target.position.get(forward_name(op), -1)]
     if pair < 0 or book.records.golden[pair] < 0:
         return []
     return list(book.rows(pair))
@@ -168,7 +169,7 @@ def _inner(book: Ledger, pair: int) -> list[int]:
     """Leaf rows of the outputs of the calls inside a module: what its own output was computed from."""
     rows: list[int] = []
     for child in book.target.children[book.records.target[pair]]:
-        inner = book.pair_of.get(child, -1)
+        inner = book.pair_of[child]
         if 0 <= inner < pair and book.records.golden[inner] >= 0:  # judged by now
             rows += [r for r in book.rows(inner) if book.role[r] == OUTPUT]
     return rows
@@ -178,7 +179,7 @@ def _output(book: Ledger, call: _Call, out: int) -> None:
     if not book.both(out) or book.reason[out] == REASON["kind"]:
         _one_sided(book, call, out)
         return
-    alias = book.made.get(book.signature[out], -1) if call.inside else -1
+    alias = book.made[book.signature[out]] if call.inside else -1
     if alias >= 0 and book.g[alias] >= 0 and _same_on_golden(book, alias, out):
         _same_event(book, call.pair, out, alias)
         return
@@ -349,7 +350,7 @@ def _parameter_gradients(book: Ledger, pair: int) -> None:
 
 def _gradient_of_output(book: Ledger, pair: int) -> int:
     """The leaf row with the gradient of the module's output, of a record of parameter gradients; -1 if not recorded."""
-    backward = book.pair_of.get(book.target.parent[book.records.target[pair]], -1)
+    backward = book.pair_of[book.target.parent[book.records.target[pair]]]
     if backward < 0 or book.records.golden[backward] < 0:
         return -1
     return next((r for r in book.rows(backward) if book.role[r] == INPUT and book.both(r)), -1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import MutableSequence, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from numprobe.align.calls import Calls
 from numprobe.align.leaves import LeafPairs
 from numprobe.align.records import RecordPairs
-from numprobe.compare.expected import ERROR, FOREIGN, WARNING, Expectation, Listed
+from numprobe.compare.expected import ERROR, FOREIGN, WARNING, Expectation, Listed, single
 from numprobe.compare.measure import DIGEST, FLOAT, INTEGER, NOTHING, REASON, Measures
 from numprobe.formats.msprobe.values import GIVEN, ValueTable
 from numprobe.record.names import BACKWARD, FORWARD, OpName
@@ -44,9 +45,10 @@ class Finding:
 
 
 class Ledger:
-    """Columns as lists, for a loop that looks at single rows.
+    """Columns for a loop that looks at single rows.
 
-    ``made`` has, by signature, the row of the tensor that was made last, ``made_golden`` the same by that of the golden run;
+    ``made`` has, by signature, the row of the tensor that was made last, ``made_golden`` the same by that of the golden run, and
+    ``pair_of`` the record pair by record, ``pair_of_golden`` by that of the golden run: -1 for none, also at -1;
     ``missing`` the record pairs without partner since ``last``, the last pair that was compared; ``odd`` outputs that are a
     tensor on one side only, and no error by themselves.
     """
@@ -54,7 +56,7 @@ class Ledger:
     t = Listed[int](lambda self: self.leaves.target)
     g = Listed[int](lambda self: self.leaves.golden)
     by = Listed[int](lambda self: self.measures.by)
-    reason = Listed[int](lambda self: self.measures.reason)
+    reason = Listed[int](lambda self: self.measures.reason.copy())
     error = Listed[float](lambda self: self.measures.error)
     rounding = Listed[float](lambda self: self.measures.rounding)
     differs = Listed[bool](lambda self: self.measures.differs)
@@ -79,27 +81,28 @@ class Ledger:
         self.target, self.golden, self.records, self.leaves, self.expect = target, golden, records, leaves, expect
         self.measures = measures
         n = len(leaves)
-        self.first: list[int] = leaves.first.tolist()
+        self.first: Sequence[int] = single(leaves.first)
         self.slots, self.slot = _slots(target.values, golden.values, leaves)
         self.signatures = _signatures(target.values, leaves.target), _signatures(golden.values, leaves.golden)
         self.quiet = self._quiet_pairs(measures)
         self.verdict = [PASS] * n
         self.status = [""] * n
-        self.rho = [math.nan] * n
-        self.expected = [math.nan] * n
+        self.rho: MutableSequence[float] = single(np.full(n, math.nan))
+        self.expected: MutableSequence[float] = single(np.full(n, math.nan))
         self.state = [CLEAN] * n
         self.cause = [-1] * n
         self.findings: list[Finding] = []
-        self.made: dict[int, int] = {}
-        self.made_golden: dict[int, int] = {}
+        self.made_rows = [np.full(int(s.max(initial=UNSIGNED)) + 2, -1) for s in self.signatures]
+        self.made: MutableSequence[int] = single(self.made_rows[0])
+        self.made_golden: MutableSequence[int] = single(self.made_rows[1])
         self.parameters = self._parameter_signatures()
         self.known_parameters: dict[int, int] = {}  # signature -> finding
         self.missing: list[int] = []
         self.odd: list[tuple[int, int]] = []
         self.last = -1
         self.first_flip = len(records)  # the record pair where a near-tie first went the other way
-        self.pair_of = {t: i for i, t in enumerate(records.target) if t >= 0}
-        self.pair_of_golden = {g: i for i, g in enumerate(records.golden) if g >= 0}
+        self.pair_of = _inverse(records.target, len(target.ops))
+        self.pair_of_golden = _inverse(records.golden, len(golden.ops))
         self.compared_outputs = 0
         self.same_gradients = target.dump.index.info.grad_kind == golden.dump.index.info.grad_kind
         self.kinds = {
@@ -109,7 +112,7 @@ class Ledger:
 
     # --- what the rows are ---------------------------------------------------------------------------------------
 
-    def _quiet_pairs(self, measures: Measures) -> list[bool]:
+    def _quiet_pairs(self, measures: Measures) -> Sequence[bool]:
         """Record pairs in which nothing differs at all."""
         quiet = self.leaves.both & (measures.reason == 0) & ~measures.differs & ~measures.nonfinite
         quiet &= (measures.error == 0) | ((measures.by != FLOAT) & (measures.by != NOTHING))
@@ -117,7 +120,8 @@ class Ledger:
             np.add.reduceat(np.r_[~quiet, False], self.leaves.first[:-1]) if len(quiet) else np.zeros(len(self.records))
         )
         loud[self.leaves.first[1:] == self.leaves.first[:-1]] = 0
-        return [count == 0 for count in loud.tolist()]
+        quiet_pairs: Sequence[bool] = single(loud == 0)
+        return quiet_pairs
 
     def _parameter_signatures(self) -> dict[int, int]:
         """Signatures of what module records call parameters -> the leaf row there."""
@@ -170,12 +174,12 @@ class Ledger:
         t, g = self.records.target[pair], self.records.golden[pair]
         calls, i = (self.target, t) if t >= 0 else (self.golden, g)
         forward = calls.position.get(forward_name(calls.ops[i]), -1)
-        at = self.pair_of.get(forward, -1) if t >= 0 else self.pair_of_golden.get(forward, -1)
+        at = (self.pair_of if t >= 0 else self.pair_of_golden)[forward]
         return at >= 0 and self.records.target[at] >= 0 and self.records.golden[at] >= 0
 
     def maker(self, row: int) -> int:
         """The row of the recorded output that this tensor of the target is; -1 where nothing recorded made it."""
-        return self.made.get(self.signature[row], -1)
+        return self.made[self.signature[row]]
 
     # --- what was found ------------------------------------------------------------------------------------------
 
@@ -247,6 +251,16 @@ def forward_name(op: OpName) -> str:
     if not op.is_module:
         return op.name.removesuffix(BACKWARD) + FORWARD
     return f"{op.prefix}.{op.path}.{op.api}.{FORWARD}.{op.call}"
+
+
+def _inverse(records: Sequence[int], count: int) -> Sequence[int]:
+    """By record, the last pair that has it."""
+    found = np.full(count + 1, -1)
+    pairs = np.array(records, np.int64)
+    found[pairs] = np.arange(len(pairs))
+    found[-1] = -1
+    by_record: Sequence[int] = single(found)
+    return by_record
 
 
 def _by_number(texts: list[str], numbers: NDArray[np.int64]) -> NDArray[np.object_]:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from numprobe.compare.expected import CONTEXT, ERROR, FLOOR, SMALL, SUMMING, WARNING
+from numprobe.compare.expected import CONTEXT, ERROR, FLOOR, SMALL, SUMMING, WARNING, single
 from numprobe.compare.inputs import ADDENDS
 from numprobe.compare.ledger import CLEAN, WARN, Ledger
 from numprobe.compare.measure import DIGEST, FLOAT, INTEGER, NOTHING, PLAIN, Measures
@@ -88,6 +88,12 @@ class Many:
             book = self.book
             clean = all(book.state[row] == CLEAN for row in book.rows(pair))
             self.plain_so_far = clean and not book.findings and book.first_flip == len(book.records)
+            if not self.plain_so_far:
+                self.__dict__ = {
+                    "book": book,
+                    "plain_so_far": False,
+                    "resting": 0,
+                }  # the columns are not needed any more
 
     # --- what is the same whatever happened before -------------------------------------------------------------------
 
@@ -359,7 +365,7 @@ class Many:
             rho[of[here] - base], expected[of[here] - base] = r[here], e[here]
         parameters = self._new_parameters(rows)
         rho[parameters - base], expected[parameters - base] = self.parameter_rho[parameters], m.bound[parameters]
-        book.rho[rows], book.expected[rows] = rho.tolist(), expected.tolist()
+        book.rho[rows], book.expected[rows] = single(rho), single(expected)
         for row in (base + np.flatnonzero(rho > WARNING)).tolist():
             book.verdict[row] = WARN
             if self.output[row]:
@@ -378,9 +384,9 @@ class Many:
             book.status[row] = "contains" if status in ("introduced", "contains") else status
         self._note_clean(rows, outs[clean])
         noted = base + np.flatnonzero(self.noted[rows])
-        for signatures, made in zip(book.signatures, (book.made, book.made_golden), strict=True):
+        for signatures, made in zip(book.signatures, book.made_rows, strict=True):
             known = noted[signatures[noted] >= 0]
-            made.update(zip(signatures[known].tolist(), known.tolist(), strict=True))
+            made[signatures[known]] = known
         book.compared_outputs += len(noted) - len(alias)
         closing = self.quiet[begin:end] | (np.bincount(self.pair[noted] - begin, minlength=end - begin) > 0)
         if closing.any():
