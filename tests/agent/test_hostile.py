@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from cli.shell import numprobe
+from numprobe.agent import sql
 from numprobe.agent.follow.question import read_question
 from numprobe.agent.follow.reply import reply
 from numprobe.agent.probe import probe
 from numprobe.agent.router import route
 from numprobe.agent.runs import FinishedRun, load_run
 from numprobe.agent.sentence import LONGEST, read_sentence
+from numprobe.compare import command as comparing
 from numprobe.diagnose.nan_overflow import command as nan
 from numprobe.diagnose.rl_consistency import command as rl
+from numprobe.record.errors import NumprobeError
 
 
 @pytest.fixture(scope="session")
@@ -29,6 +36,13 @@ def nan_run(dumps: Path, tmp_path_factory: pytest.TempPathFactory) -> FinishedRu
 def rl_run(dumps: Path, tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     out = tmp_path_factory.mktemp("hostile") / "rl"
     rl.run_to_folder(dumps / "rl" / "train", dumps / "rl" / "rollout", None, out)
+    return load_run(out)
+
+
+@pytest.fixture(scope="session")
+def compare_run(dumps: Path, tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
+    out = tmp_path_factory.mktemp("hostile") / "compare"
+    comparing.run_to_folder(dumps / "runs" / "a", dumps / "runs" / "b", None, out)
     return load_run(out)
 
 
@@ -150,3 +164,174 @@ def test_a_bare_why_is_a_question(nan_run: FinishedRun, rl_run: FinishedRun) -> 
     for run in (nan_run, rl_run):
         for text in ("why", "Why?", "why ?", "为什么", "为什么？"):
             assert reply(run, read_question(text)).known
+
+
+# queries
+
+REFUSED = [
+    'from "duckdb_settings"()',
+    "from duckdb_settings /* */ ()",
+    "select \"current_setting\"('temp_directory')",
+    "select 1 where 1 in (from \"query\"('select 1'))",
+    "with x as (copy (select 1) to 'x.csv') select * from x",
+    "select sleep_ms(100000)",
+    "from glob('*')",
+    "from 'run.json'",
+    "from read_csv('5_ranks.csv')",
+    "from sniff_csv('5_ranks.csv')",
+    "from enable_logging(storage='file', storage_path='logs')",
+    "select 1; select 2",
+    "",
+    "\0",
+    "select '\0",
+]
+ENDLESS = [  # the limit of seconds or that of memory
+    "with recursive t(n) as (select 1 union all select n + 1 from t) select max(n) from t",
+    "select sum(i) from generate_series(1, 1000000000000) a(i)",
+    "select count(*) from range(1000000) a, range(1000000) b",
+    "select levenshtein(repeat('a', 100000), repeat('b', 100000))",
+    "select repeat(repeat('x', 1000000), 4000)",
+    "select repeat('x', 4000000000)",
+    "select array_agg(x) from range(1000000000) t(x)",
+]
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_a_query_reads_the_tables_of_the_run_only(
+    nan_run: FinishedRun, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(NumprobeError) as caught:
+        sql.query(nan_run, text)
+    assert caught.value.code in ("E-SQL-002", "E-SQL-003")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("text", ENDLESS)
+def test_no_query_outlives_its_limits(nan_run: FinishedRun, text: str, capfd: pytest.CaptureFixture[str]) -> None:
+    begun = time.monotonic()
+    with pytest.raises(NumprobeError) as caught:
+        sql.query(nan_run, text, seconds=3)
+    assert caught.value.code in ("E-SQL-003", "E-SQL-004")
+    assert time.monotonic() - begun < 30  # of a machine that others use too
+    assert capfd.readouterr() == ("", "")  # stdout may be the wire of a protocol
+
+
+def test_an_answer_of_any_size_is_cut(nan_run: FinishedRun) -> None:
+    found = sql.query(nan_run, "select repeat('x', 1000000) t from range(5)")
+    assert len(found.rows[0][0]) < sql.LONGEST_CELL + 100
+    assert "1000000 characters" in found.rows[0][0]
+    wide = sql.query(nan_run, "select repeat('x', 9000) t from range(1000000)", most=100_000)
+    assert wide.more
+    assert len(wide.rows) < 200
+    endless = sql.query(nan_run, "select * from generate_series(1, 1000000000000)")
+    assert (len(endless.rows), endless.more) == (sql.MOST_ROWS, True)
+
+
+def test_a_query_loads_no_module_of_the_folder(
+    nan_run: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("duckdb", "json", "numprobe"):
+        (tmp_path / f"{name}.py").write_text("open('OWNED', 'w')\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert sql.query(nan_run, "select count(*) from ranks").rows
+    assert not (tmp_path / "OWNED").exists()
+
+
+# runs whose files were damaged, changed or replaced
+
+
+def other_bytes(file: Path) -> None:
+    file.write_bytes(b"PAR1 no table \xff\xfe")
+
+
+def no_bytes(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def nested(file: Path) -> None:
+    file.write_text('{"a":' * 100_000 + "1" + "}" * 100_000, encoding="utf-8")
+
+
+def changed(file: Path) -> None:
+    """A figure is another: it may be well-formed and wrong."""
+    content = file.read_bytes()
+    file.write_bytes(content.replace(b"0", b"1", 1) if b"0" in content else content + b" ")
+
+
+def pipe(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+def endless(file: Path) -> None:
+    file.unlink()
+    file.symlink_to("/dev/zero")
+
+
+def folder(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+DAMAGE = [other_bytes, no_bytes, nested, changed, pipe, endless, folder]
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("name", ["run.json", "result.json"])
+def test_no_answer_from_a_result_that_the_run_did_not_write(
+    nan_run: FinishedRun, tmp_path: Path, name: str, damage: Callable[[Path], None]
+) -> None:
+    shutil.copytree(nan_run.folder, tmp_path / "run")
+    damage(tmp_path / "run" / name)
+    if damage is changed and name == "run.json":
+        return  # the manifest holds no figure of an answer
+    ran = numprobe(tmp_path, "follow", tmp_path / "run", "conclusion")
+    assert ran.code == 2
+    assert "E-AGT-00" in ran.err
+    assert "Traceback" not in ran.err
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("kind", ["compare", "rl"])
+def test_a_table_that_the_run_did_not_write_is_not_read(
+    rl_run: FinishedRun, compare_run: FinishedRun, tmp_path: Path, kind: str, damage: Callable[[Path], None]
+) -> None:
+    run, name, question = (
+        (rl_run, "slots.csv", "show layer 0 fc2") if kind == "rl" else (compare_run, "compare.parquet", "show q_proj")
+    )
+    shutil.copytree(run.folder, tmp_path / "run")
+    damage(tmp_path / "run" / name)
+    ran = numprobe(tmp_path, "follow", tmp_path / "run", question, "--json")
+    assert ran.code in (0, 3), ran.err
+    assert name not in [cite["where"].split()[0] for cite in ran.json["citations"]]
+    if kind == "compare":
+        assert name in ran.json["answer"]  # that it is damaged is said
+    query = sql.query(load_run(tmp_path / "run"), "select count(*) from information_schema.tables")
+    assert query.rows
+
+
+@pytest.mark.parametrize("name", ["a\0b", "x" * 5000, "~nosuchuser", "..", ".", "", "/etc", "\ud800"])
+def test_what_is_no_run_is_one_clear_error(tmp_path: Path, name: str) -> None:
+    with pytest.raises(NumprobeError) as caught:
+        load_run(tmp_path / name if name != "~nosuchuser" else name)
+    assert caught.value.code in ("E-AGT-003", "E-AGT-005")
+    assert len(caught.value.where) < 1000
+
+
+def test_corrections_of_any_content_are_no_harm(nan_run: FinishedRun, tmp_path: Path) -> None:
+    for n, damage in enumerate(DAMAGE):
+        run = tmp_path / f"run{n}"
+        shutil.copytree(nan_run.folder, run)
+        (run / "corrections.json").write_text(json.dumps({"exclude": []}), encoding="utf-8")
+        damage(run / "corrections.json")
+        ran = numprobe(tmp_path, "follow", run, "exclude NPU.npu_nothing and rerun", "-o", tmp_path / f"out{n}")
+        assert ran.code in (0, 1, 3), ran.err
+        assert "Traceback" not in ran.err
+    other = tmp_path / "precious.txt"
+    other.write_text("mine", encoding="utf-8")
+    run = tmp_path / "linked"
+    shutil.copytree(nan_run.folder, run)
+    (run / "corrections.json").symlink_to(other)
+    numprobe(tmp_path, "follow", run, "exclude NPU.npu_nothing and rerun", "-o", tmp_path / "out")
+    assert other.read_text(encoding="utf-8") == "mine"

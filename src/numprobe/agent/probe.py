@@ -102,7 +102,7 @@ def _run_of(place: Path) -> tuple[Path, str] | None:
         return None
     try:
         manifest = msgspec.json.decode((folder / MANIFEST).read_bytes())
-    except (OSError, msgspec.DecodeError):
+    except (OSError, msgspec.DecodeError, RecursionError):
         return None
     skill = RUNS.get(manifest.get("skill", "")) if isinstance(manifest, dict) else None
     return (folder, skill) if skill else None

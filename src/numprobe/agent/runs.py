@@ -14,7 +14,8 @@ from numprobe.compare.result import CompareResult
 from numprobe.diagnose.nan_overflow.result import NanResult
 from numprobe.diagnose.rl_consistency.result import RlResult
 from numprobe.record.errors import NumprobeError
-from numprobe.report.run_folder import MANIFEST
+from numprobe.report.run_folder import MANIFEST, digest
+from numprobe.report.terminal import shortened
 
 Result: TypeAlias = "NanResult | RlResult | CompareResult"
 _TYPES: dict[str, type[Result]] = {
@@ -48,6 +49,16 @@ class FinishedRun:
     def inputs(self) -> dict[str, str]:
         return {name: path for name, path in self.manifest.inputs.items() if isinstance(path, str)}
 
+    def artifact(self, name: str) -> Path | None:
+        """A file of the run as the run wrote it; None where it is gone, was changed, or is none of the run's."""
+        if Path(name).name != name or name not in (listed := _digests(self.manifest)):
+            return None
+        file = self.folder / name
+        try:
+            return file if file.is_file() and digest(file) == listed[name] else None
+        except OSError:
+            return None
+
 
 def load_run(path: str | Path) -> FinishedRun:
     """The run of a folder; its report or its manifest may be named too.
@@ -55,21 +66,21 @@ def load_run(path: str | Path) -> FinishedRun:
     Raises:
         NumprobeError: E-AGT-003 no run there, E-AGT-004 it reached no conclusion, E-AGT-005 its files are damaged.
     """
-    folder = Path(path).expanduser()
-    if folder.is_file():
-        folder = folder.parent
     try:
-        manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
-    except OSError:
+        folder = Path(path).expanduser()
+        if folder.is_file():
+            folder = folder.parent
+        manifest = msgspec.json.decode(_content(folder / MANIFEST), type=Manifest)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise _damaged(folder / MANIFEST, error) from None
+    except (OSError, ValueError, RuntimeError):
         raise NumprobeError(
             "E-AGT-003",
             "no run here: {file} is not there or cannot be read",
-            where=str(path),
+            where=shortened(str(path)),
             do="name the folder that a run printed last, as numprobe_out/nan-...",
             file=MANIFEST,
         ) from None
-    except msgspec.DecodeError as error:
-        raise _damaged(folder / MANIFEST, error) from None
     skill = RUNS.get(manifest.skill, "")
     if not skill:
         raise NumprobeError(
@@ -91,13 +102,36 @@ def load_run(path: str | Path) -> FinishedRun:
             out=str(folder),
         )
     try:
-        if file.stat().st_size > _LARGEST:
-            raise _damaged(file, ValueError("larger than 1 GiB"))
         # not strict: the file has NaN and infinities as text
-        result = msgspec.convert(msgspec.json.decode(file.read_bytes()), _TYPES[skill], strict=False)
+        result = msgspec.convert(msgspec.json.decode(_content(file)), _TYPES[skill], strict=False)
     except (OSError, msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
         raise _damaged(file, error) from None
-    return FinishedRun(folder, skill, manifest, result)
+    run = FinishedRun(folder, skill, manifest, result)
+    if run.artifact(file.name) is None:
+        raise _damaged(file, ValueError("it is not what the run wrote"))
+    return run
+
+
+def _digests(manifest: Manifest) -> dict[str, str]:
+    return {
+        one["name"]: one["blake2b"]
+        for one in manifest.artifacts
+        if isinstance(one.get("name"), str) and isinstance(one.get("blake2b"), str)
+    }
+
+
+def _content(file: Path) -> bytes:
+    """The bytes of a regular file: of a pipe or a device there may be no end.
+
+    Raises:
+        OSError: it is none, or cannot be read, or is larger than 1 GiB.
+        ValueError: the path cannot be one.
+    """
+    if not file.is_file():
+        raise FileNotFoundError(str(file))
+    if file.stat().st_size > _LARGEST:
+        raise OSError("larger than 1 GiB")
+    return file.read_bytes()
 
 
 def _damaged(file: Path, error: Exception) -> NumprobeError:

@@ -6,17 +6,22 @@ One statement is run, a SELECT by the parser, within limits of rows, time and me
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from numprobe.agent.runs import FinishedRun
+from numprobe.agent.runs import FinishedRun, load_run
 from numprobe.record.errors import NumprobeError
 from numprobe.report.run_folder import plain
 
@@ -27,8 +32,16 @@ MOST_ROWS = 200
 SECONDS = 10.0
 MEMORY = "512MB"
 LONGEST = 10_000  # characters of a statement
-_INSIDE = re.compile(
-    r"\b(?:duckdb_\w+|pragma_\w+|current_setting|getenv|getvariable|query|query_table)\s*\(", re.IGNORECASE
+LONGEST_CELL = 10_000  # characters of one value
+MOST_CHARACTERS = 1 << 20  # of all rows together
+ADDRESSES = (
+    4 << 30
+)  # bytes of the process of a query, all its libraries and what is made inside of one function included
+LOADING = 60.0  # seconds beside those of the statement, in which its process starts and reads the artifacts
+_LATE = 75  # exit code of that process where nothing else ended the statement
+_MAKING_ROWS = {"range", "generate_series", "unnest", "repeat", "json_each", "json_tree"}
+_FORBIDDEN = re.compile(
+    r"duckdb_\w+|pragma_\w+|current_setting|getenv|getvariable|query|query_table|sleep_ms|write_log"
 )
 _NAME = re.compile(r"[^A-Za-z0-9_]+")
 
@@ -45,10 +58,84 @@ class Rows:
 def query(run: FinishedRun, sql: str, *, most: int = MOST_ROWS, seconds: float = SECONDS) -> Rows:
     """Run one SELECT over the run's artifacts: every csv and parquet file, and every list of ``result.json``, is a table.
 
+    It runs in a process of its own, which no statement outlives and whose memory is limited: the database's own limits do not
+    hold inside of one function.
+
     Raises:
         NumprobeError: E-SQL-001 the SQL extra is not installed, E-SQL-002 it is no single SELECT, E-SQL-003 the statement
             fails, E-SQL-004 it takes too long.
     """
+    if find_spec("duckdb") is None:
+        raise _not_installed()
+    asked = msgspec.json.encode({"run": str(run.folder.resolve()), "sql": sql, "most": most, "seconds": seconds})
+    start = (
+        "import sys; sys.path[:] = sys.argv[1:]; from numprobe.agent.sql import work; work()"  # no module of the folder
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", start, *sys.path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        answer, _ = child.communicate(asked, timeout=seconds + LOADING)
+    except subprocess.TimeoutExpired:
+        raise _late(seconds) from None
+    finally:
+        child.kill()
+        child.wait()
+    if child.returncode == _LATE:
+        raise _late(seconds)
+    try:
+        found = msgspec.json.decode(answer, type=_Found)
+    except msgspec.DecodeError:
+        raise NumprobeError("E-SQL-003", "the query fails: {reason}", do="ask for less", reason="memory") from None
+    if found.error is not None:
+        raise NumprobeError(
+            found.error.code, found.error.what, found=found.error.found, do=found.error.do, **found.values
+        )
+    return Rows(found.columns, found.rows, found.more)
+
+
+class _Error(msgspec.Struct):
+    code: str
+    what: str
+    found: str = ""
+    do: str = ""
+
+
+class _Found(msgspec.Struct):
+    """What the process of a query says."""
+
+    columns: list[str] = []
+    rows: list[list[Any]] = []
+    more: bool = False
+    error: _Error | None = None
+    values: dict[str, Any] = {}
+
+
+def work() -> None:
+    """The process of a query: reads it from stdin, writes the rows or the error to stdout."""
+    if sys.platform != "win32":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (ADDRESSES, ADDRESSES))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    asked = msgspec.json.decode(sys.stdin.buffer.read())
+    answer = os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nothing that a library prints comes between
+    try:
+        rows = _answered(load_run(asked["run"]), asked["sql"], asked["most"], asked["seconds"])
+        found = _Found(rows.columns, rows.rows, rows.more)
+    except NumprobeError as error:
+        found = _Found(error=_Error(error.code, *error.templates), values=dict(error.values))
+    with os.fdopen(answer, "wb") as stream:
+        stream.write(msgspec.json.encode(found))
+    os._exit(0)  # no thread of the database is waited for
+
+
+def _answered(run: FinishedRun, sql: str, most: int, seconds: float) -> Rows:
     with _opened(run) as base:
         _refuse(base, sql)
         late = threading.Event()
@@ -57,24 +144,32 @@ def query(run: FinishedRun, sql: str, *, most: int = MOST_ROWS, seconds: float =
             late.set()
             base.interrupt()
 
-        timer = threading.Timer(seconds, stop)
-        timer.start()
+        def end() -> None:  # inside of one function nothing interrupts
+            os._exit(_LATE)
+
+        timers = [threading.Timer(seconds, stop), threading.Timer(seconds + 1, end)]
+        for timer in timers:
+            timer.daemon = True
+            timer.start()
         try:
             found = base.execute(sql)
             columns = [column[0] for column in found.description or []]
-            rows = found.fetchmany(most + 1)
+            rows: list[list[Any]] = []
+            size, more = 0, False
+            while row := found.fetchone():
+                more = len(rows) == most or size > MOST_CHARACTERS
+                if more:
+                    break
+                rows.append([_value(v) for v in row])
+                size += sum(len(v) if isinstance(v, str) else 8 for v in rows[-1])
         except Exception as error:  # every error of the database is about the statement
             if late.is_set():
-                raise NumprobeError(
-                    "E-SQL-004",
-                    "the query takes longer than {seconds} s",
-                    do="ask for less: a WHERE, a LIMIT, fewer joins",
-                    seconds=f"{seconds:g}",
-                ) from None
+                raise _late(seconds) from None
             raise _wrong(base, error) from None
         finally:
-            timer.cancel()
-    return Rows(columns, [[plain(_value(v)) for v in row] for row in rows[:most]], len(rows) > most)
+            for timer in timers:
+                timer.cancel()
+    return Rows(columns, rows, more)
 
 
 def tables(run: FinishedRun) -> dict[str, list[str]]:
@@ -97,9 +192,7 @@ def _opened(run: FinishedRun) -> Iterator[duckdb.DuckDBPyConnection]:
     try:
         import duckdb
     except ImportError:
-        raise NumprobeError(
-            "E-SQL-001", "queries need DuckDB, which is not installed", do="pip install 'numprobe[agent]'"
-        ) from None
+        raise _not_installed() from None
     base = duckdb.connect(":memory:")
     try:
         for setting in (
@@ -109,6 +202,7 @@ def _opened(run: FinishedRun) -> Iterator[duckdb.DuckDBPyConnection]:
             "autoload_known_extensions = false",
             "autoinstall_known_extensions = false",
             "python_enable_replacements = false",
+            "enable_progress_bar = false",
         ):
             base.execute(f"SET {setting}")
         _load(base, run)
@@ -116,6 +210,7 @@ def _opened(run: FinishedRun) -> Iterator[duckdb.DuckDBPyConnection]:
         base.execute("SET lock_configuration = true")
         yield base
     finally:
+        base.interrupt()  # rows that nobody fetched are not made
         base.close()
 
 
@@ -123,9 +218,9 @@ def _load(base: duckdb.DuckDBPyConnection, run: FinishedRun) -> None:
     taken: set[str] = set()
     listed = [artifact["name"] for artifact in run.manifest.artifacts if isinstance(artifact.get("name"), str)]
     for name in listed:
-        file = run.folder / name
-        reader = {".csv": "read_csv", ".parquet": "read_parquet"}.get(file.suffix)
-        if reader is None or Path(name).name != name or file.is_symlink() or not file.is_file():
+        reader = {".csv": "read_csv", ".parquet": "read_parquet"}.get(Path(name).suffix)
+        file = run.artifact(name) if reader is not None else None
+        if file is None or file.is_symlink():
             continue
         extra = ", all_varchar = false, header = true, null_padding = true" if reader == "read_csv" else ""
         table = _table(file.stem, taken)
@@ -174,7 +269,16 @@ def _stored(value: Any) -> Any:
 
 
 def _value(value: Any) -> Any:
-    return value if isinstance(value, (str, int, float, bool, list, dict)) or value is None else str(value)
+    """A value as JSON has it; what is long, without its end."""
+    if value is None or isinstance(value, (bool, float)) or (isinstance(value, int) and abs(value) < 1 << 63):
+        return plain(value)
+    if isinstance(value, (list, dict)):
+        text = msgspec.json.encode(value, enc_hook=str).decode()
+        if len(text) <= LONGEST_CELL:
+            return plain(msgspec.json.decode(text))
+    else:
+        text = str(value)
+    return text if len(text) <= LONGEST_CELL else f"{text[:LONGEST_CELL]} ... ({len(text)} characters)"
 
 
 def _refuse(base: duckdb.DuckDBPyConnection, sql: str) -> None:
@@ -189,9 +293,43 @@ def _refuse(base: duckdb.DuckDBPyConnection, sql: str) -> None:
         raise _wrong(base, error) from None
     if kinds != ["SELECT"]:
         raise _no_select(base, ", ".join(kinds) or "nothing")
-    inside = _INSIDE.search(sql)
-    if inside:
-        raise _no_select(base, inside.group().rstrip("( "))
+    (parsed,) = base.execute("SELECT json_serialize_sql(?)", [sql]).fetchall()[0]
+    for name in _refused(json.loads(parsed)):
+        raise _no_select(base, name)
+
+
+def _refused(node: Any) -> Iterator[str]:
+    """What a parsed statement has that reads no table of the run, however it is spelt."""
+    if isinstance(node, list):
+        for inner in node:
+            yield from _refused(inner)
+    elif isinstance(node, dict):
+        kind, name = node.get("type"), str(node.get("function_name", "")).lower()
+        if node.get("error") is True:  # a statement that the parser itself takes apart into several
+            yield str(node.get("error_message"))
+        if isinstance(kind, str) and kind.endswith("_QUERY_NODE"):  # COPY, INSERT and such in a WITH
+            yield kind
+        if kind == "TABLE_FUNCTION":
+            called = str((node.get("function") or {}).get("function_name", "")).lower()
+            if called not in _MAKING_ROWS:
+                yield called
+        if _FORBIDDEN.fullmatch(name):
+            yield name
+        for inner in node.values():
+            yield from _refused(inner)
+
+
+def _not_installed() -> NumprobeError:
+    return NumprobeError("E-SQL-001", "queries need DuckDB, which is not installed", do="pip install 'numprobe[agent]'")
+
+
+def _late(seconds: float) -> NumprobeError:
+    return NumprobeError(
+        "E-SQL-004",
+        "the query takes longer than {seconds} s",
+        do="ask for less: a WHERE, a LIMIT, fewer joins",
+        seconds=f"{seconds:g}",
+    )
 
 
 def _no_select(base: duckdb.DuckDBPyConnection, found: str) -> NumprobeError:

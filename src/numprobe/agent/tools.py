@@ -23,6 +23,7 @@ from numprobe.agent.sql import query
 from numprobe.execution.progress import Progress
 from numprobe.execution.stages import Listener
 from numprobe.record.errors import NumprobeError
+from numprobe.report.terminal import shortened
 
 LONGEST_ANSWER = 20_000  # characters; what is longer is a resource
 
@@ -47,7 +48,7 @@ class Toolbox:
         """
         found = probe(self._allowed(path))
         if found.kind == "missing":
-            raise NumprobeError("E-AGT-002", "no such file or folder", where=path, do="check the path")
+            raise NumprobeError("E-AGT-002", "no such file or folder", where=shortened(path), do="check the path")
         return _told(found)
 
     def run(self, skill: str, inputs: Mapping[str, str], options: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -145,15 +146,20 @@ class Toolbox:
         Raises:
             NumprobeError: E-AGT-006.
         """
+        try:
+            place = Path(path).expanduser().resolve()
+        except (OSError, ValueError, RuntimeError):  # a NUL, a user that there is not, links in a circle
+            raise NumprobeError(
+                "E-AGT-002", "no such file or folder", where=shortened(path), do="check the path"
+            ) from None
         if self.roots is None:
             return path
-        place = Path(path).expanduser().resolve()
         if any(place == root or place.is_relative_to(root) for root in map(Path.resolve, self.roots)):
             return path
         raise NumprobeError(
             "E-AGT-006",
             "this path may not be read here",
-            where=path,
+            where=shortened(path),
             do="name it in the question, or allow its folder: numprobe mcp --root DIR",
         )
 

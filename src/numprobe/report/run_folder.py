@@ -94,11 +94,12 @@ class RunFolder:
         self.manifest["status"] = status
         self.manifest["ended"] = _now()
         with writing(self.path):
-            self.manifest["artifacts"] = [{"name": n, "blake2b": _digest(self.path / n)} for n in self.artifacts]
+            self.manifest["artifacts"] = [{"name": n, "blake2b": digest(self.path / n)} for n in self.artifacts]
         self.write_json(MANIFEST, self.manifest)
 
 
-def _digest(file: Path) -> str:
+def digest(file: Path) -> str:
+    """What the manifest says of an artifact as ``blake2b``."""
     digest = hashlib.blake2b(digest_size=16)
     with file.open("rb") as content:
         while piece := content.read(1 << 20):  # tables may be of gigabytes

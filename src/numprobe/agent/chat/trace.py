@@ -66,7 +66,7 @@ def _artifacts(folder: Path) -> Iterator[tuple[str, str]]:
         manifest = msgspec.json.decode((folder / MANIFEST).read_bytes())
         for artifact in manifest["artifacts"]:
             yield artifact["name"], hashlib.sha256((folder / artifact["name"]).read_bytes()).hexdigest()
-    except (OSError, msgspec.DecodeError, KeyError, TypeError):
+    except (OSError, msgspec.DecodeError, RecursionError, KeyError, TypeError):
         return
 
 

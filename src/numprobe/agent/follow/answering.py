@@ -97,12 +97,16 @@ def store_corrections(folder: Path, new: Mapping[str, object]) -> None:
     """Keep what a user corrected beside the run: ``exclude``, ``mapping``. A run that may only be read keeps nothing."""
     with suppress(NumprobeError), writing(folder):
         text = json.dumps({**_corrections(folder), **new}, ensure_ascii=False, indent=1) + "\n"
-        (folder / CORRECTIONS).write_text(text, encoding="utf-8")
+        part = folder / f".{CORRECTIONS}.part"
+        part.unlink(missing_ok=True)
+        part.write_text(text, encoding="utf-8")
+        part.replace(folder / CORRECTIONS)  # a link or a pipe of this name is replaced, not written through
 
 
 def _corrections(folder: Path) -> dict[str, Any]:
+    file = folder / CORRECTIONS
     try:
-        content = msgspec.json.decode((folder / CORRECTIONS).read_bytes())
-    except (OSError, msgspec.DecodeError):
+        content = msgspec.json.decode(file.read_bytes()) if file.is_file() else {}
+    except (OSError, msgspec.DecodeError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}

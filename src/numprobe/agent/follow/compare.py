@@ -49,9 +49,9 @@ class _Teller(Teller):
     def table(self) -> pl.DataFrame | None:
         import polars as pl
 
-        file = self.run.folder / TABLE
+        file = self.run.artifact(TABLE)
         try:
-            return pl.read_parquet(file)
+            return pl.read_parquet(file) if file is not None else None
         except (OSError, pl.exceptions.PolarsError):
             return None
 

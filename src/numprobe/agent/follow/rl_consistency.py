@@ -50,10 +50,12 @@ class _Teller(Teller):
     def figures(self) -> dict[str, list[Figures]]:
         """The figures of every place, from the run's table; those of the findings alone where it has none."""
         found: dict[str, list[Figures]] = {}
+        table = self.run.artifact(slots.FILE)
         try:
-            with (self.run.folder / slots.FILE).open(encoding="utf-8", newline="") as file:
-                for row in csv.DictReader(file):
-                    found.setdefault(row["place"], []).append(_figures(row))
+            if table is not None:
+                with table.open(encoding="utf-8", newline="") as file:
+                    for row in csv.DictReader(file):
+                        found.setdefault(row["place"], []).append(_figures(row))
         except (OSError, KeyError, ValueError, csv.Error):
             found = {}
         for finding in self.result.findings:
@@ -145,7 +147,7 @@ class _Teller(Teller):
             rows.append([x.slot, "", "", "", "", *tail])
             rows.append([f"  {CATALOGUE.say(self.lang, 'side.train')}", *map(numbers.stat, x.train), "", "", ""])
             rows.append([f"  {CATALOGUE.say(self.lang, 'side.rollout')}", *map(numbers.stat, x.rollout), "", "", ""])
-        file = slots.FILE if (self.run.folder / slots.FILE).exists() else "result.json"
+        file = slots.FILE if self.run.artifact(slots.FILE) is not None else "result.json"
         mark = self.answer.cite(f"{file} {place}")
         self.answer.blocks.append(Table(head, rows, (1, 2, 3, 4, 5, 6), f"{place} [{mark}]"))
 

@@ -73,6 +73,8 @@ class Teller:
         self.answer.known = False
         absent = [word for word in q.names if not any(names.holds(name, word) for name in known)]
         asked = absent or [*q.names, *q.parts]
+        if not asked and q.layer is None:
+            return self.unknown()
         near = names.nearest(asked, known)
         shown = [shortened(name) for name in asked[:MOST_ASKED]]
         if not absent:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from mcp.server.mcpserver import Context, MCPServer
-from mcp.server.mcpserver.exceptions import ToolError
+from mcp.server.mcpserver.exceptions import ResourceError, ResourceNotFoundError, ToolError
 from mcp.types import ToolAnnotations
 from pydantic import Field
 
@@ -172,6 +172,8 @@ def _guarded(work: Callable[[Toolbox], dict[str, Any]], tools: Toolbox) -> dict[
         raise ToolError(render_error(error, tools.lang, Style(width=None))) from None
     except KeyboardInterrupt:
         raise ToolError("cancelled") from None
+    except Exception as error:  # the tool itself fails: said as on the command line, no traceback
+        raise ToolError(f"numprobe failed: {type(error).__name__}: {error}") from None
 
 
 def _short(result: dict[str, Any]) -> dict[str, Any]:
@@ -206,12 +208,12 @@ def _artifact(toolbox: Toolbox, run_id: str, name: str) -> str:
     try:
         run = toolbox.run_of(run_id)
     except NumprobeError as error:
-        raise ValueError(str(error)) from None
+        raise ResourceNotFoundError(str(error)) from None
     names = {one.get("name") for one in run.manifest.artifacts} | {"run.json"}
     file: Path = run.folder / name
     if name not in names or file.is_symlink() or file.suffix not in TEXT or not file.is_file():
         listed = ", ".join(sorted(n for n in names if isinstance(n, str) and Path(n).suffix in TEXT))
-        raise ValueError(f"{name} is no text artifact of this run; there are: {listed}")
+        raise ResourceNotFoundError(f"{shortened(name)} is no text artifact of this run; there are: {listed}")
     if file.stat().st_size > LARGEST:
-        raise ValueError(f"{name} is larger than {LARGEST >> 20} MiB: query_run reads its tables")
+        raise ResourceError(f"{name} is larger than {LARGEST >> 20} MiB: query_run reads its tables")
     return file.read_text(encoding="utf-8")
