@@ -117,9 +117,12 @@ def _nothing_differs(book: Ledger, pair: int) -> None:
 def _call(book: Ledger, pair: int, t: int) -> None:
     op = book.target.ops[t]
     backward = op.direction == BACKWARD
-    inputs = [r for r in book.rows(pair) if book.role[r] == INPUT]
-    parameters = [r for r in book.rows(pair) if book.role[r] == PARAMETER]
-    outputs = [r for r in book.rows(pair) if book.role[r] not in (INPUT, PARAMETER)]
+    inputs: list[int] = []
+    parameters: list[int] = []
+    outputs: list[int] = []
+    of_role = {INPUT: inputs, PARAMETER: parameters}
+    for row in book.rows(pair):
+        of_role.get(book.role[row], outputs).append(row)
     inside = bool(book.target.children[t])
     source = trace_inputs(book, pair, [*inputs, *parameters])
     saved = _saved(book, op) if backward else []
@@ -128,10 +131,13 @@ def _call(book: Ledger, pair: int, t: int) -> None:
     inner = _inner(book, pair) if inside and not backward else []
     if source < 0:
         source = next((book.cause[r] for r in inner if book.state[r] == TAINTED), -1)
-    among = [*inputs, *parameters, *saved, *inner]
-    flipped = [r for r in among if book.state[r] == FLIPPED and book.role[r] != PARAMETER]
-    argument = any(book.by[r] == PLAIN and book.differs[r] for r in inputs)
-    call = _Call(pair, op, family(op), among, source, flipped, argument, backward, inside)
+    if source >= 0:  # its outputs hand that on, whatever else they were computed from
+        call = _Call(pair, op, Family.UNKNOWN, [], source, [], False, backward, inside)
+    else:
+        among = [*inputs, *parameters, *saved, *inner]
+        flipped = [r for r in among if book.state[r] == FLIPPED and book.role[r] != PARAMETER]
+        argument = any(book.by[r] == PLAIN and book.differs[r] for r in inputs)
+        call = _Call(pair, op, family(op), among, source, flipped, argument, backward, inside)
     for out in outputs:
         _output(book, call, out)
     for out in outputs:

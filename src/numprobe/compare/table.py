@@ -6,7 +6,7 @@ import io
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,6 +67,7 @@ def table_of(compared: Compared) -> pl.DataFrame:
         columns.update({name: _floats(values) for name, values in tensor_columns(m)})
     if m.problems:
         columns["problem"] = pl.Series([m.problems.get(row) for row in range(n)], dtype=pl.String)
+    unknown = pl.Series([None], dtype=pl.Float64)
     for side, values, rows in (("target", t, leaves.target), ("golden", g, leaves.golden)):
         columns[f"{side}_dtype"] = _texts([short or kind for kind, _, short in values.kinds], _take(values.kind, rows))
         columns[f"{side}_shape"] = _texts([_shape(s) for s in values.shapes], _take(values.shape, rows))
@@ -74,7 +75,7 @@ def table_of(compared: Compared) -> pl.DataFrame:
         for k, name in enumerate(("max", "min", "mean", "norm")):
             inside = (rows >= 0) & _take(given[:, k], rows, 0).astype(bool)
             column = pl.Series(_take(values.figures[:, k], rows, np.nan))
-            columns[f"{side}_{name}"] = column.set(pl.Series(~inside), None) if n else column
+            columns[f"{side}_{name}"] = column.zip_with(pl.Series(inside), unknown) if n else column
     return pl.DataFrame(columns)
 
 
@@ -116,15 +117,12 @@ def _take(values: NDArray[np.generic], rows: NDArray[np.int64], absent: float = 
     return np.where(rows >= 0, values[rows], absent)
 
 
-def _texts(texts: Sequence[str | None], numbers: NDArray[np.generic]) -> pl.Series:
+def _texts(texts: Sequence[str | None], numbers: NDArray[Any]) -> pl.Series:
     """Texts by number; null where the number is negative."""
     import polars as pl
 
-    index = pl.Series(numbers.astype(np.int64))
-    if not len(texts):
-        return pl.Series([None] * len(index), dtype=pl.String)
     words = pl.Series([*texts, None], dtype=pl.String)
-    return words.gather(index.set(index < 0, len(texts)))
+    return words.gather(np.where(numbers < 0, len(texts), numbers).astype(np.uint32))
 
 
 def _floats(values: NDArray[np.float64]) -> pl.Series:

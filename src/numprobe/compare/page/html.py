@@ -128,9 +128,13 @@ def _words(result: CompareResult, rows: Sequence[Row]) -> dict[str, list[str]]:
 def _columns(rows: Sequence[Row]) -> dict[str, object]:
     """Columns of equal length; texts that repeat are stored once and given by number, figures as they are shown."""
     texts: dict[str, int] = {"": 0}
+    known: dict[str | None, int] = {}
 
     def number(text: str | None) -> int:
-        return texts.setdefault(printable(text or ""), len(texts))
+        found = known.get(text)
+        if found is None:
+            found = known[text] = texts.setdefault(printable(text or ""), len(texts))
+        return found
 
     columns: dict[str, object] = {
         "step": [row.step for row in rows] if len({row.step for row in rows}) > 1 else None,

@@ -79,10 +79,16 @@ class Words:
 
     def __init__(self, catalogue: Catalogue) -> None:
         self.catalogue = catalogue
+        self._labels: dict[str, Markup] = {}  # a page says the same few hundreds of times
 
     def say(self, key: str, /, **values: object) -> Markup:
         """A text by its key."""
-        return both(*(joined(self.catalogue.pieces(lang, key, values)) for lang in LANGUAGES))
+        found = None if values else self._labels.get(key)
+        if found is None:
+            found = both(*(joined(self.catalogue.pieces(lang, key, values)) for lang in LANGUAGES))
+            if not values:
+                self._labels[key] = found
+        return found
 
     def message(self, message: Message) -> Markup:
         """A message of the result."""
@@ -100,7 +106,7 @@ class Words:
 
 def both(en: Markup, zh: Markup) -> Markup:
     """One text for each language, or the text itself where they are equal."""
-    return en if en == zh else Markup("<span lang=en>{}</span><span lang=zh-CN>{}</span>").format(en, zh)
+    return en if en == zh else Markup(f"<span lang=en>{escape(en)}</span><span lang=zh-CN>{escape(zh)}</span>")
 
 
 def joined(pieces: list[Piece]) -> Markup:
@@ -110,6 +116,7 @@ def joined(pieces: list[Piece]) -> Markup:
     )
 
 
+@lru_cache(maxsize=1024)
 def op(name: str, bold: bool = True) -> Markup:
     """An operator's name in full: wraps after dots, the telling part bold."""
     if not bold and len(name) <= SHORT:
@@ -146,18 +153,20 @@ def _marked(piece: Mark) -> Markup:
 
 
 def _breakable(name: str, start: int, end: int) -> Markup:
-    out, at = Markup(""), 0
+    out: list[str] = []
+    at = 0
     for part in name_pieces(name):
         cut = at + len(part)
         inside = part[max(start - at, 0) : max(end - at, 0)] if start < cut and end > at else ""
         if inside:
             before, after = part[: max(start - at, 0)], part[max(end - at, 0) :]
-            out += Markup("{}<b>{}</b>{}").format(printable(before), printable(inside), printable(after))
+            out.append(Markup("{}<b>{}</b>{}").format(printable(before), printable(inside), printable(after)))
         else:
-            out += printable(part)
+            out.append(escape(printable(part)))
         at = cut
-        out += Markup("<wbr>") if at < len(name) else Markup("")
-    return out
+        if at < len(name):
+            out.append("<wbr>")
+    return Markup("".join(out))
 
 
 class _Compiled(FileSystemBytecodeCache):
