@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from zlib import crc32
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from numprobe.compare import many
+from numprobe.compare.judge import judge
 from numprobe.compare.ledger import _numbers_of
 from numprobe.compare.rank import Compared, RankTask, compare_ranks
 from numprobe.formats.dump import open_dump
@@ -185,3 +187,20 @@ def test_the_same_figures_have_the_same_number() -> None:
     for row, number in zip(zip(*(c.tolist() for c in columns), strict=True), numbers.tolist(), strict=True):
         assert known.setdefault(repr([x + 0.0 for x in row]), number) == number
     assert len(set(known.values())) == len(known)
+
+
+@pytest.mark.parametrize("trouble", [0.0, 0.02])
+def test_no_leaf_costs_an_object_a_figure(trouble: float, tmp_path: Path) -> None:
+    """With a finding every row is looked at by itself: of a million records that must not take gigabytes."""
+    program = Program(5, trouble, False, backward=False)
+    for _ in range(3000):
+        program.call(None)
+    sides = (write(tmp_path / side, of, program.parents) for side, of in zip("tg", program.records, strict=True))
+    task = RankTask(None, *(open_dump(step, use_cache=False).steps[0].ranks[0] for step in sides))
+    found = compare_ranks(task)
+    assert bool(found.judgement.findings) == bool(trouble)
+    tracemalloc.start()
+    judge(found.target, found.golden, found.records, found.leaves, found.measures)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak / len(found.leaves) < 500
