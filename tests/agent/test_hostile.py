@@ -5,20 +5,28 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sqlite3
+import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from cli.shell import numprobe
+from cli.shell import command, environment, numprobe
 from numprobe.agent import sql
+from numprobe.agent.answer import Answer
+from numprobe.agent.chat.commands import Shell
+from numprobe.agent.chat.conversation import Conversation
+from numprobe.agent.chat.sessions import Store, Turn
 from numprobe.agent.follow.question import read_question
 from numprobe.agent.follow.reply import reply
 from numprobe.agent.probe import probe
 from numprobe.agent.router import route
 from numprobe.agent.runs import FinishedRun, load_run
 from numprobe.agent.sentence import LONGEST, read_sentence
+from numprobe.cli.voice import Terminal
 from numprobe.compare import command as comparing
 from numprobe.diagnose.nan_overflow import command as nan
 from numprobe.diagnose.rl_consistency import command as rl
@@ -335,3 +343,67 @@ def test_corrections_of_any_content_are_no_harm(nan_run: FinishedRun, tmp_path: 
     (run / "corrections.json").symlink_to(other)
     numprobe(tmp_path, "follow", run, "exclude NPU.npu_nothing and rerun", "-o", tmp_path / "out")
     assert other.read_text(encoding="utf-8") == "mine"
+
+
+# conversations
+
+LINES = [
+    "/run " + "9" * 5000,
+    "/run a\0b",
+    "/run ~nosuchuser/x",
+    "/save a\0b",
+    "/save " + "x" * 400,
+    "/save /proc/nowhere/x",
+    "/resume %",
+    "/resume " + "x" * 5000,
+    "/" + "x" * 5000,
+    "/exclude " + " ".join(f"A.b{n}" for n in range(5000)),
+    "x" * 1_000_000,
+    "why \udcff\udcfe",
+    "\0",
+]
+
+
+@pytest.mark.parametrize("line", LINES, ids=[repr(line[:12]) for line in LINES])
+def test_no_line_ends_a_conversation(nan_run: FinishedRun, tmp_path: Path, line: str) -> None:
+    text = f"/run {nan_run.folder}\n{line}\n/sessions\nis rank 6 the source?\n"
+    ran = subprocess.run(
+        command("chat", "--trace", "t.jsonl"),
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        input=text.encode("utf-8", "surrogateescape"),
+        capture_output=True,
+        timeout=120,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert b"rank 6" in ran.stdout.lower()
+    assert b"numprobe failed" not in ran.stderr
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE sessions SET run = x'ff00'",
+        "UPDATE sessions SET pending = 5",
+        "UPDATE turns SET question = x'ff'",
+        "UPDATE turns SET answer = 7",
+        "UPDATE turns SET run = 'a' || char(0) || 'b'",
+        "UPDATE turns SET run = '/etc/passwd'",
+        "UPDATE sessions SET run = '/etc'",
+        "DELETE FROM sessions",
+    ],
+)
+def test_rows_of_any_content_are_told_or_taken_as_text(tmp_path: Path, change: str) -> None:
+    store = Store(tmp_path / "s.sqlite")
+    session = store.begin("/here")
+    store.add(session, Turn("why", "because", run="/nowhere"), run="/nowhere", pending="")
+    with sqlite3.connect(store.file) as base:
+        base.execute(change)
+    shell = Shell(Conversation(Terminal("auto", True)), "en", store, lambda name: "")
+    for line in ("/resume last", "/sessions", "/runs", "/save s.md"):
+        found: object = None
+        with suppress(NumprobeError):  # E-SES-001
+            found = shell.command(line.replace("s.md", str(tmp_path / "s.md")))
+        if isinstance(found, Answer):
+            assert "about /etc" not in found.to_text()  # it is no run
+    assert shell.conversation.run is None

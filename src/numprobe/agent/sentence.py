@@ -116,7 +116,7 @@ def _paths_in(text: str, *, given: bool) -> list[tuple[int, int, str]]:
     taken: list[tuple[int, int, str]] = []
     for quoted in _QUOTED.finditer(text):
         inner = next(group for group in quoted.groups() if group is not None)
-        if _exists(inner) or (_path_like(inner) and " " not in inner.strip()):
+        if there(inner) or (_path_like(inner) and " " not in inner.strip()):
             taken.append((quoted.start(), quoted.end(), inner))
     words: list[tuple[int, int, str]] = []
     known: dict[str, list[tuple[int, str]]] = {}  # a word that is said often is looked up once
@@ -162,7 +162,7 @@ def _paths_in_run(run: str) -> Iterator[tuple[int, str]]:
 
 
 def _whole(text: str) -> bool:
-    return (bool(_START.match(text)) and _exists(text)) or _path_like(text)
+    return (bool(_START.match(text)) and there(text)) or _path_like(text)
 
 
 def _longest_existing(run: str, begin: int) -> str:
@@ -178,7 +178,7 @@ def _longest_existing(run: str, begin: int) -> str:
         if re.search(r"[/\\]", part) and not (
             after in ("/", "\\") and after and run[end + 1 : end + 2].isascii() and run[end + 1 : end + 2]
         ):
-            if _exists(part):
+            if there(part):
                 return part
         elif "." in part and _is_bare(part):
             return part
@@ -187,7 +187,7 @@ def _longest_existing(run: str, begin: int) -> str:
 
 def _is_bare(word: str) -> bool:
     """A single word that names a folder or a file with an extension here: ``dump``, ``result.csv``; never a number."""
-    if len(word) < 2 or word.isdecimal() or word.startswith("-") or not _exists(word):
+    if len(word) < 2 or word.isdecimal() or word.startswith("-") or not there(word):
         return False
     place = Path(word)
     return place.is_file() if "." in word.strip(".") else place.is_dir() and _holds_data(place)
@@ -216,7 +216,8 @@ def _path_like(text: str) -> bool:
     return not all(_PAIRS.fullmatch(p) for p in parts) and not all(re.fullmatch(r"[0-9.]+", p) for p in parts)
 
 
-def _exists(path: str) -> bool:
+def there(path: str) -> bool:
+    """Does something lie at a path? Of what can be no path: no."""
     try:
         return Path(path).expanduser().exists()
     except (OSError, ValueError, RuntimeError):

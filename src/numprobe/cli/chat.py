@@ -55,7 +55,7 @@ def chat(
 
 def _new_file(path: Path) -> Any:
     try:
-        return path.open("a", encoding="utf-8")
+        return path.open("a", encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise NumprobeError(
             "E-OUT-002",
@@ -122,8 +122,10 @@ def _talk(shell: Shell, models: _Models, events: Any, terminal: Terminal, resume
                 events.text("user_message", line)
                 asked = shell.conversation.turn(line)
             if asked is not None:
-                paths = read_sentence(line).paths
-                lang = shell.conversation.language(line)
+                # a command has arguments of its own, as many as it takes
+                spoken = "" if is_command(line) else line
+                paths = read_sentence(spoken).paths
+                lang = shell.conversation.language(spoken)
                 if models.brain is not None:
                     models.brain.toolbox.lang = lang
                     roots = models.brain.toolbox.roots or []

@@ -14,6 +14,7 @@ from numprobe.agent.chat.sessions import Store, Turn, as_markdown
 from numprobe.agent.follow.names import nearest
 from numprobe.agent.messages import CATALOGUE, say
 from numprobe.agent.runs import load_run
+from numprobe.agent.sentence import there
 from numprobe.record.errors import NumprobeError
 from numprobe.report.run_folder import writing
 
@@ -38,7 +39,7 @@ NAMES = (
 def is_command(line: str) -> bool:
     """``/help`` and ``/run 2`` are, ``/data/step0`` and ``/data/step0 has a NaN`` are not."""
     word = line.split(maxsplit=1)[0]
-    return line.startswith("/") and "/" not in word[1:] and (word[1:] in NAMES or not Path(word).exists())
+    return line.startswith("/") and "/" not in word[1:] and (word[1:] in NAMES or not there(word))
 
 
 @dataclass
@@ -135,7 +136,8 @@ class Shell:
         """Choose the run that questions are about: its number in ``/runs``, or its folder."""
         runs = self.conversation.runs
         wanted = arguments[0] if arguments else ""
-        folder = runs[int(wanted) - 1] if wanted.isdecimal() and 0 < int(wanted) <= len(runs) else Path(wanted or ".")
+        numbers = {str(n): one for n, one in enumerate(runs, 1)}
+        folder = numbers.get(wanted) or Path(wanted or ".")
         run = load_run(folder)
         self.conversation.take_up(run.folder)
         return self._says("chat.run", folder=run.folder.as_posix(), skill=run.skill, verdict=str(run.result.verdict))
@@ -175,12 +177,16 @@ class Shell:
     def _save(self, arguments: list[str]) -> Answer:
         """The session as Markdown; no file that is there is overwritten."""
         name = arguments[0] if arguments else f"numprobe-{self.session or 'session'}.md"
-        file = Path(name).expanduser()
-        if file.exists():
+        try:
+            file = Path(name.replace("\0", "")).expanduser()
+        except RuntimeError:  # a user that there is not
+            file = Path(name)
+        if there(str(file)):
             raise NumprobeError("E-OUT-001", "the output file exists", where=name, do="choose another name")
         with writing(file.parent):
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(as_markdown(self.session, self.turns or []), encoding="utf-8")
+            text = as_markdown(self.session, self.turns or [])
+            file.write_text(text, encoding="utf-8", errors="backslashreplace")
         return self._says("chat.saved", file=file.as_posix())
 
     def _sessions(self, arguments: list[str]) -> Answer:
@@ -211,7 +217,13 @@ class Shell:
         self.conversation.runs = list(dict.fromkeys(Path(turn.run) for turn in turns if turn.run))
         self.conversation.run = Path(run) if run and (Path(run) / "run.json").exists() else None
         last = turns[-1].question if turns else ""
-        return self._says("chat.resumed", session=self.session, turns=len(turns), last=last, run=run or None)
+        return self._says(
+            "chat.resumed",
+            session=self.session,
+            turns=len(turns),
+            last=last,
+            run=run if self.conversation.run else None,
+        )
 
     def _clear(self, arguments: list[str]) -> Answer:
         """A new session that knows of no run."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from numprobe.record.errors import NumprobeError
 from numprobe.report import markdown
@@ -82,8 +83,10 @@ class Store:
         with self._open() as base:
             (n,) = base.execute("SELECT COALESCE(MAX(n), 0) + 1 FROM turns WHERE session = ?", (session,)).fetchone()
             row = (session, n, _now(), turn.question, turn.answer, turn.words, turn.skill, turn.run)
-            base.execute("INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
-            base.execute("UPDATE sessions SET run = ?, pending = ? WHERE id = ?", (run, pending, session))
+            base.execute("INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?)", [*map(_storable, row)])
+            base.execute(
+                "UPDATE sessions SET run = ?, pending = ? WHERE id = ?", [*map(_storable, (run, pending, session))]
+            )
 
     def listed(self, most: int = 20) -> list[Listed]:
         """The last sessions with at least one turn, newest first.
@@ -96,7 +99,7 @@ class Store:
             " FROM sessions s JOIN turns t ON t.session = s.id GROUP BY s.id ORDER BY MAX(t.at) DESC, s.rowid DESC LIMIT ?"
         )
         with self._open() as base:
-            return [Listed(*row) for row in base.execute(query, (most,))]
+            return [Listed(*_text(row, but=2)) for row in base.execute(query, (most,))]
 
     def resume(self, session: str) -> tuple[str, list[Turn], str, str]:
         """Id, turns, run and pending sentence of a session; a start of its id, or ``last``, will do.
@@ -121,8 +124,10 @@ class Store:
             turns = base.execute(
                 "SELECT question, answer, words, skill, run, at FROM turns WHERE session = ? ORDER BY n", (found,)
             )
-            kept = [Turn(*row) for row in turns]
-            run, pending = base.execute("SELECT run, pending FROM sessions WHERE id = ?", (found,)).fetchone()
+            kept = [Turn(*_text(row)) for row in turns]
+            run, pending = _text(
+                base.execute("SELECT run, pending FROM sessions WHERE id = ?", (found,)).fetchone() or (0,)
+            )
         return found, kept, run, pending
 
     @contextmanager
@@ -146,6 +151,18 @@ class Store:
                 do="move the file away: a new one is made; or chat without it: --no-session",
                 reason=str(error),
             ) from None
+
+
+def _storable(value: object) -> object:
+    """Text that UTF-8 has: what the terminal gave as stray bytes is escaped."""
+    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
+
+
+def _text(row: tuple[Any, ...], but: int = -1) -> tuple[Any, ...]:
+    """The row, if it holds text as it should; ``but``: the column of a number."""
+    if not all(isinstance(value, str) for n, value in enumerate(row) if n != but):
+        raise sqlite3.DatabaseError("a row is damaged")
+    return row
 
 
 def as_markdown(session: str, turns: list[Turn]) -> str:
