@@ -10,7 +10,6 @@ from numprobe.agent.answer import Answer, Lines, Table
 from numprobe.agent.follow import names
 from numprobe.agent.follow.question import Question
 from numprobe.agent.follow.teller import MOST_EVIDENCE, Teller, frames, sentence
-from numprobe.agent.runs import FinishedRun
 from numprobe.compare.messages import CATALOGUE
 from numprobe.compare.page import view
 from numprobe.compare.result import CompareResult, Finding, Leaf, Side
@@ -25,17 +24,9 @@ MOST_ROWS = 24
 MOST_RECORDS = 12
 
 
-def conclusion(run: FinishedRun, lang: str) -> Answer:
-    """The verdict with the first difference and its figures, the other ones, what comes next, what was not compared."""
-    return _Teller(run, lang, CATALOGUE).conclusion()
+class CompareTeller(Teller):
+    words = CATALOGUE
 
-
-def reply(run: FinishedRun, question: Question) -> Answer:
-    """Answer a question; what the data does not say is said to be unknown."""
-    return _Teller(run, question.lang, CATALOGUE).reply(question)
-
-
-class _Teller(Teller):
     @property
     def result(self) -> CompareResult:
         assert isinstance(self.run.result, CompareResult)

@@ -1,61 +1,27 @@
-"""Answers on a run of the NaN-overflow skill."""
+"""Answers on a run of the NaN-overflow skill: the conclusion, ranks, causes and what was ruled out."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import cached_property
 
-from numprobe.agent.answer import Answer, Block, Lines, Table
+from numprobe.agent.answer import Answer, Lines, Table
 from numprobe.agent.follow import names
+from numprobe.agent.follow.nan_figures import MOST_ROWS, Figures
 from numprobe.agent.follow.question import Question
-from numprobe.agent.follow.records import Records, record_of
-from numprobe.agent.follow.teller import MOST_CHECKS, MOST_EVIDENCE, Teller, frames, sentence
+from numprobe.agent.follow.teller import MOST_CHECKS, MOST_EVIDENCE, frames, sentence
 from numprobe.agent.messages import CATALOGUE as AGENT
-from numprobe.agent.runs import FinishedRun
 from numprobe.diagnose.nan_overflow.messages import CATALOGUE
 from numprobe.diagnose.nan_overflow.page import view
-from numprobe.diagnose.nan_overflow.result import Candidate, Citation, NanResult, RankRow
-from numprobe.formats.dump import RankDump
-from numprobe.record.nonfinite import DIRTY
-from numprobe.record.trace import Value
+from numprobe.diagnose.nan_overflow.result import Candidate, Citation, RankRow
 from numprobe.report import numbers
 
 MOST_EXCLUDED = 3
-MOST_RANKS = 16  # of one record, side by side
 MOST_TOLD = 64  # ranks, one sentence each
-MOST_ROWS = 24
-NEAR = 4  # records of one name
 MOST_RANGES = 6  # of ranks in a cell
 
 
-def conclusion(run: FinishedRun, lang: str) -> Answer:
-    """The verdict with its evidence, what was ruled out, what to check, and what the verdict does not cover."""
-    return _Teller(run, lang, CATALOGUE).conclusion()
-
-
-def reply(run: FinishedRun, question: Question) -> Answer:
-    """Answer a question; what the data does not say is said to be unknown."""
-    return _Teller(run, question.lang, CATALOGUE).reply(question)
-
-
-class _Teller(Teller):
-    @property
-    def result(self) -> NanResult:
-        assert isinstance(self.run.result, NanResult)
-        return self.run.result
-
-    @cached_property
-    def records(self) -> Records:
-        return Records(self.run.inputs.get("dump", ""))
-
-    @property
-    def first(self) -> Candidate | None:
-        return view.best(self.result) if self.result.verdict != "no_overflow" else None
-
-    # conclusion
-
+class NanTeller(Figures):
     def conclusion(self) -> Answer:
         result, first = self.result, self.first
         parts = [CATALOGUE.pieces(self.lang, said.key, said.values) for said in view.headline(result)]
@@ -81,15 +47,6 @@ class _Teller(Teller):
             return [self.answer.cite("result.json evidence", mark=mark)]
         return [self.answer.cite(self._where(citations[0]), self._figures(citations[0]), mark)]
 
-    def _where(self, c: Citation) -> str:
-        return f"{c.file or c.rank_key} #{c.op_index} {c.op_name} {c.slot}".rstrip()
-
-    def _figures(self, c: Citation) -> str:
-        slot = view.slot_of(self.result, c)
-        if slot is None or (slot.max is None and slot.min is None):
-            return ""
-        return f"Max {numbers.stat(slot.max)}  Min {numbers.stat(slot.min)}"
-
     def _excluded_in_short(self, *, bullet: bool) -> None:
         excluded = self.result.excluded
         if excluded:
@@ -98,24 +55,6 @@ class _Teller(Teller):
             mark = self.answer.cite("result.json excluded", self.rows(len(excluded)))
             more = len(excluded) - len(shown) or None
             self.say("nan.excluded.short", mark, count=total, ops=shown, more=more, bullet=bullet)
-
-    # questions
-
-    @cached_property
-    def _spoken(self) -> list[str]:
-        """Names of records: those of the source's rank, or what the result speaks of."""
-        first = self.first
-        key = first.rank_key if first else next((row.rank_key for row in self.result.ranks if row.records), "")
-        rank = self.records.rank(key, self._step)
-        told = [c.op_name for c in (*self.result.sources, *self.result.alternatives)] + [
-            x.op for x in self.result.excluded
-        ]
-        slots = [slot.slot for slot in first.slots] if first else []
-        return [*(rank.index.names if rank else ()), *told, *slots]
-
-    @property
-    def _step(self) -> int | None:
-        return self.first.step if self.first and self.first.step is not None else self.result.step
 
     def reply(self, q: Question) -> Answer:
         if q.steps and self._step is not None and self._step not in q.steps:
@@ -148,9 +87,6 @@ class _Teller(Teller):
             "conclusion": self.conclusion,
         }
         return kinds.get(q.kind, self.unknown)()
-
-    def _row(self, rank: int) -> RankRow | None:
-        return next((row for row in self.result.ranks if row.rank == rank), None)
 
     def _rank_cite(self, row: RankRow) -> str:
         return self.answer.cite(f"5_ranks.csv {row.rank_key}", f"{row.role} {row.first_dirty}".strip())
@@ -256,126 +192,6 @@ class _Teller(Teller):
             self.answer.blocks.append(
                 Lines([f"{'  ' * n}{link.name}" for n, link in enumerate(reversed(c.chain))], title)
             )
-        return self.answer
-
-    def table(self, q: Question) -> Answer:
-        """The figures of the records that a name means: on the ranks of the question, else on the source's.
-
-        A name that no record has but a slot of the first anomaly (``group_list``) means that slot of that record.
-        """
-        if not self.records.there:
-            return self._from_result(q)
-        first = self.first
-        every = (
-            re.search(r"every rank|all ranks|each rank|每张卡|各张?卡|所有卡|全部卡|每个rank", q.text.lower())
-            is not None
-        )
-        keys = self._keys(q, every)
-        slots = [] if first is None else [w for w in q.names if self._only_slot(w, first)]
-        words = [w for w in q.names if w not in slots]
-        wanted = replace(q, names=tuple(words))
-        rows: list[list[str]] = []
-        known: list[str] = []
-        for key in keys:
-            rank = self.records.rank(key, self._step)
-            if rank is None:
-                continue
-            known += rank.index.names
-            if slots and not words and first is not None:
-                hits = [first.op_name] if rank.find(first.op_name) is not None else []
-            else:
-                hits = names.matching(wanted, rank.index.names)
-            chosen = self._telling(hits, rank.index.names)
-            for name in chosen:
-                rows += self._record_rows(rank, name, slots)
-            if len(hits) > len(chosen) and len(keys) == 1:
-                self.say("answer.more_records", count=len(hits), shown=len(chosen))
-        if not rows:
-            self.answer.blocks.clear()
-            return self.nothing(q, known)
-        self.answer.blocks[:0] = self._record_tables(rows)
-        return self.answer
-
-    def _record_tables(self, rows: list[list[str]]) -> list[Block]:
-        """One table for each record; one for all where it is the same record of several ranks."""
-        figures = ("slot", "shape", "max", "min", "mean", "norm", "state")
-        begins = [n for n, row in enumerate(rows) if row[2]]
-        names_of = {rows[n][2] for n in begins}
-        if len(names_of) == 1 and len(begins) > 1:
-            head = self.heads("cite", "rank", *figures)
-            body = [[row[0], row[1] if row[2] else "", *row[3:]] for row in rows]
-            return [Table(head, body, (4, 5, 6, 7), names_of.pop())]
-        several = len({row[1] for row in rows}) > 1
-        tables: list[Block] = []
-        for begin, end in zip(begins, [*begins[1:], len(rows)], strict=True):
-            mark, rank, name = rows[begin][:3]
-            title = f"{self.text('head.rank')} {rank}  {name} {mark}" if several else f"{name} {mark}"
-            tables.append(Table(self.heads(*figures), [row[3:] for row in rows[begin:end]], (2, 3, 4, 5), title))
-        return tables
-
-    def _keys(self, q: Question, every: bool) -> list[str]:
-        """The folders of the ranks to look at."""
-        asked = [row.rank_key for rank in q.ranks if (row := self._row(rank))]
-        if asked:
-            return asked[:MOST_RANKS]
-        read = [row.rank_key for row in self.result.ranks if row.records]
-        source = self.first.rank_key if self.first else next(iter(read), "")
-        if not every:
-            return [source]
-        op = self.first.op_name if self.first else ""
-        peers = [
-            key
-            for key in read
-            if key != source and (rank := self.records.rank(key, self._step)) and rank.find(op) is not None
-        ]
-        return [source, *peers[: MOST_RANKS - 1]]
-
-    def _only_slot(self, word: str, first: Candidate) -> bool:
-        """Does the word name a slot of the first anomaly, and no record?"""
-        return any(word.lower() in s.slot.lower().split(".") for s in first.slots) and not any(
-            names.holds(name, word) for name in self._spoken if name not in {s.slot for s in first.slots}
-        )
-
-    def _record_rows(self, rank: RankDump, name: str, slots: Sequence[str]) -> list[list[str]]:
-        position = rank.find(name)
-        record = record_of(rank, position) if position is not None else None
-        if record is None:
-            return []
-        values = [v for v in record.values if not slots or any(w.lower() in v.path.lower().split(".") for w in slots)]
-        mark = self.answer.cite(f"{self.records.file(rank)} #{position} {name}") if values else ""
-        who = str(rank.place.rank) if rank.place.rank is not None else rank.place.key
-        return [
-            [f"[{mark}]" if n == 0 else "", who, name if n == 0 else "", *_figures_of(v, self.lang)]
-            for n, v in enumerate(values)
-        ]
-
-    def _telling(self, hits: Sequence[str], order: Sequence[str]) -> list[str]:
-        """Of many records those nearest to the first anomaly."""
-        if len(hits) <= NEAR:
-            return list(hits)
-        at = {name: n for n, name in enumerate(order)}
-        centre = self.first.op_index if self.first else 0
-        return sorted(sorted(hits, key=lambda name: abs(at[name] - centre))[:NEAR], key=lambda name: at[name])
-
-    def _from_result(self, q: Question) -> Answer:
-        """Where the dump is gone: what the run kept of its first anomaly."""
-        first = self.first
-        if first is None or not names.matching(q, [first.op_name]):
-            self.answer.known = False
-            self.say("answer.dump_gone", path=self.records.path)
-            return self.answer
-        mark = self.answer.cite("result.json sources", first.op_name)
-        head = self.heads("slot", "shape", "max", "min", "mean", "norm", "state")
-        rows = [
-            [
-                s.slot,
-                "x".join(map(str, s.shape or ())),
-                *(numbers.stat(x) for x in (s.max, s.min, s.mean, s.norm)),
-                s.state,
-            ]
-            for s in first.slots
-        ]
-        self.answer.blocks.append(Table(head, rows, (2, 3, 4, 5), f"{first.op_name} [{mark}]"))
         return self.answer
 
     def roles(self, q: Question) -> Answer:
@@ -530,12 +346,3 @@ def _few(ranks: list[int], comma: str) -> str:
 def _same_api(op: str, word: str) -> bool:
     """``Tensor.masked_fill`` of the list of exclusions, ``masked_fill`` or ``Tensor.masked_fill.3.forward`` of a question."""
     return names.holds(op, word) or word.lower().startswith(f"{op.lower()}.")
-
-
-def _figures_of(v: Value, lang: str) -> list[str]:
-    """Slot, shape, four statistics and state of one leaf; a scalar has its text in the place of Max."""
-    if not v.is_tensor:
-        return [v.path, v.value_type, str(v.scalar)[:40] if v.scalar is not None else "-", "", "", "", ""]
-    state = v.kinds.words() if v.kinds & DIRTY else CATALOGUE.say(lang, f"state.{v.kinds.words()}")
-    shape = "x".join(map(str, v.shape)) if v.shape is not None else "-"
-    return [v.path, shape, *(numbers.stat(x) for x in (v.max, v.min, v.mean, v.norm)), state]

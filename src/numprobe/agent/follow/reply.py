@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
-
 from numprobe.agent.answer import Answer
 from numprobe.agent.follow.question import Question
+from numprobe.agent.follow.teller import Teller
 from numprobe.agent.messages import say
 from numprobe.agent.runs import FinishedRun
 from numprobe.diagnose.nan_overflow.result import NanResult
+from numprobe.diagnose.rl_consistency.result import RlResult
 
 
 def conclusion(run: FinishedRun, lang: str) -> Answer:
     """What a run found, in zh or en."""
-    found: Answer = _teller(run).conclusion(run, lang)
-    return found
+    return _teller(run, lang).conclusion()
 
 
 def reply(run: FinishedRun, question: Question) -> Answer:
     """Answer a question from what the run wrote and the records that it looked at. Nothing is computed anew."""
-    found: Answer = _teller(run).reply(run, question)
-    return found
+    return _teller(run, question.lang).reply(question)
 
 
 def example(run: FinishedRun, lang: str) -> str:
@@ -32,5 +29,16 @@ def example(run: FinishedRun, lang: str) -> str:
     return say(lang, f"ask.example.{run.skill}")
 
 
-def _teller(run: FinishedRun) -> Any:
-    return import_module(f"numprobe.agent.follow.{run.skill}")  # one of a fixed list: see runs.load_run
+def _teller(run: FinishedRun, lang: str) -> Teller:
+    """The teller of the run's skill; the others are not loaded."""
+    if isinstance(run.result, NanResult):
+        from numprobe.agent.follow.nan_overflow import NanTeller
+
+        return NanTeller(run, lang)
+    if isinstance(run.result, RlResult):
+        from numprobe.agent.follow.rl_consistency import RlTeller
+
+        return RlTeller(run, lang)
+    from numprobe.agent.follow.compare import CompareTeller
+
+    return CompareTeller(run, lang)

@@ -11,7 +11,6 @@ from numprobe.agent.follow import names
 from numprobe.agent.follow.question import Question
 from numprobe.agent.follow.teller import MOST_EVIDENCE, Teller, sentence
 from numprobe.agent.messages import CATALOGUE as AGENT
-from numprobe.agent.runs import FinishedRun
 from numprobe.diagnose.rl_consistency import slots
 from numprobe.diagnose.rl_consistency.messages import CATALOGUE
 from numprobe.diagnose.rl_consistency.page import view
@@ -26,17 +25,9 @@ WARNING_RATIO = 4.0  # a warning: found over expected
 SHORT = ("qkv", "gate", "up", "down", "act", "core", "embed")  # roles that people ask for by these words
 
 
-def conclusion(run: FinishedRun, lang: str) -> Answer:
-    """The verdict with anchor, suspect and their figures, what comes next, and what the verdict does not cover."""
-    return _Teller(run, lang, CATALOGUE).conclusion()
+class RlTeller(Teller):
+    words = CATALOGUE
 
-
-def reply(run: FinishedRun, question: Question) -> Answer:
-    """Answer a question; what the data does not say is said to be unknown."""
-    return _Teller(run, question.lang, CATALOGUE).reply(question)
-
-
-class _Teller(Teller):
     @property
     def result(self) -> RlResult:
         assert isinstance(self.run.result, RlResult)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from numprobe.agent.answer import Answer, Lines
 from numprobe.agent.follow import names
@@ -29,13 +30,21 @@ class Said(Protocol):
 
 
 @dataclass
-class Teller:
+class Teller(ABC):
     """Builds one answer on one run. ``words`` is the catalogue of the run's skill."""
 
+    words: ClassVar[Catalogue]
     run: FinishedRun
     lang: str
-    words: Catalogue
     answer: Answer = field(default_factory=Answer)
+
+    @abstractmethod
+    def conclusion(self) -> Answer:
+        """The verdict with its evidence, what to check, and what the verdict does not cover."""
+
+    @abstractmethod
+    def reply(self, q: Question) -> Answer:
+        """The answer to a question; what the data does not say is said to be unknown."""
 
     def say(self, key: str, *cites: str, bullet: bool = False, **values: object) -> None:
         """A sentence of the agent's own catalogue."""
