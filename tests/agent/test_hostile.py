@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import sqlite3
 import subprocess
 import time
@@ -407,3 +408,24 @@ def test_rows_of_any_content_are_told_or_taken_as_text(tmp_path: Path, change: s
         if isinstance(found, Answer):
             assert "about /etc" not in found.to_text()  # it is no run
     assert shell.conversation.run is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_end_ends_the_conversation_in_a_turn_too(
+    dumps: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    running = subprocess.Popen(
+        command("chat"),
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    assert running.stdin is not None
+    assert running.stderr is not None
+    running.stdin.write(f"loss is NaN, dump in {dumps}/dump/first_step_nan\n".encode() * 50)
+    running.stdin.flush()
+    running.stderr.readline()  # the first turn has begun; stdin stays open
+    running.send_signal(number)
+    assert running.wait(60) == 128 + number

@@ -141,6 +141,8 @@ def _talk(shell: Shell, models: _Models, events: Any, terminal: Terminal, resume
             common.show_error(error)
         except KeyboardInterrupt:
             events.event("interrupted")
+            if common.ended():
+                raise
             told = say(shell.lang, "chat.interrupted")
             _print("\n".join(wrap(told, style.width, f"{style.symbol('interrupted')} ", "  ")))
         print(flush=True)
@@ -173,6 +175,8 @@ def _plain() -> Iterator[str]:
         except EOFError:
             return
         except KeyboardInterrupt:
+            if common.ended():
+                raise
             print()
             continue
         if line:

@@ -44,6 +44,11 @@ def end_on_signals() -> None:
             signal.signal(number, _end)
 
 
+def ended() -> bool:
+    """Is it a signal to end that was raised as KeyboardInterrupt, not Ctrl-C? What goes on after Ctrl-C ends then."""
+    return bool(_received)
+
+
 def _end(number: int, frame: object) -> None:
     _received.append(number)
     for descriptor in (1, 2):  # a terminal that was closed cannot be told anything

@@ -14,6 +14,7 @@ from prompt_toolkit.history import FileHistory, InMemoryHistory
 from numprobe.agent.chat.commands import NAMES, Shell
 from numprobe.agent.chat.sessions import state_folder
 from numprobe.agent.messages import say
+from numprobe.cli.common import ended
 from numprobe.report.terminal import columns, printable
 
 _PATH = re.compile(r"(?:^|[\s\"'“‘「《，。：；在])([^\s\"'“‘「《，。：；在]*[/~.][^\s\"'“‘「《，。：；]*)$")
@@ -52,6 +53,8 @@ def prompts(shell: Shell, model: Callable[[], str]) -> Iterator[str]:
         except EOFError:
             return
         except KeyboardInterrupt:
+            if ended():
+                raise
             if cleared:
                 return
             cleared = True
