@@ -11,6 +11,7 @@ import select
 import sqlite3
 import struct
 import subprocess
+import sys
 import termios
 import time
 from collections.abc import Callable
@@ -321,3 +322,26 @@ def test_ctrl_c_ends_the_run_keeps_it_and_the_talk_goes_on(terminal: Terminal, d
     terminal.write("\x03")
     terminal.write("/exit\r")
     assert terminal.close() == 0
+
+
+def test_a_fault_of_our_own_costs_one_turn(dumps: Path, tmp_path: Path) -> None:
+    script = (
+        "from numprobe.agent.chat import conversation\n"
+        "def broken(*_, **__): raise ZeroDivisionError('a fault')\n"
+        "conversation.inspected = conversation.follow = broken\n"
+        "from numprobe.cli.main import run; run()\n"
+    )
+    lines = f"loss is NaN: {dumps}/dump/first_step_nan\nwhich ranks are victims\n/help\n"
+    ran = subprocess.run(
+        [sys.executable, "-c", script, "chat", "-o", str(tmp_path / "runs")],
+        input=lines,
+        cwd=tmp_path,
+        env=environment(tmp_path, XDG_STATE_HOME=str(tmp_path / "state")),
+        capture_output=True,
+        encoding="utf-8",
+        timeout=120,
+    )
+    assert ran.returncode == 0
+    assert "numprobe failed: ZeroDivisionError: a fault" in ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert "/resume" in ran.stdout

@@ -17,6 +17,7 @@ from numprobe.record.errors import NumprobeError
 
 if TYPE_CHECKING:
     from numprobe.agent.chat.commands import Shell
+    from numprobe.agent.chat.trace import Trace
     from numprobe.agent.llm.brain import Brain
 
 
@@ -93,12 +94,9 @@ class _Models:
             self.brain = None
 
 
-def _talk(shell: Shell, models: _Models, events: Any, terminal: Terminal, resume: str | None) -> None:
-    from numprobe.agent.answer import Answer
-    from numprobe.agent.ask import Asked
-    from numprobe.agent.chat.commands import is_command
+def _talk(shell: Shell, models: _Models, events: Trace, terminal: Terminal, resume: str | None) -> None:
+    """Turn after turn. Whatever goes wrong in one of them, the conversation goes on."""
     from numprobe.agent.messages import say
-    from numprobe.agent.sentence import read_sentence
     from numprobe.report.terminal import wrap
 
     style = common.style(sys.stdout)
@@ -110,32 +108,7 @@ def _talk(shell: Shell, models: _Models, events: Any, terminal: Terminal, resume
         _print(shell.resume(resume).to_terminal(style))
     for line in _lines(shell, models):
         try:
-            if is_command(line):
-                events.text("command", line)
-                found = shell.command(line)
-                asked = found if isinstance(found, Asked) else None
-                if isinstance(found, Answer):
-                    _print(found.to_terminal(style))
-                if shell.ended:
-                    return
-            else:
-                events.text("user_message", line)
-                asked = shell.conversation.turn(line)
-            if asked is not None:
-                # a command has arguments of its own, as many as it takes
-                spoken = "" if is_command(line) else line
-                paths = read_sentence(spoken).paths
-                lang = shell.conversation.language(spoken)
-                if models.brain is not None:
-                    models.brain.toolbox.lang = lang
-                    roots = models.brain.toolbox.roots or []
-                    roots += [Path(path) for path in (*paths, *(shell.conversation.run or "",)) if path]
-                voice = Voice(models.brain, lang, False, terminal, hints=False)
-                asked = voice.show(asked, line, paths)
-                if asked.run is not None:
-                    shell.conversation.take_up(asked.run)
-                shell.record(line, asked)
-                events.answered(asked)
+            _turn(line, shell, models, events, terminal)
         except NumprobeError as error:
             events.failed(error)
             common.show_error(error)
@@ -145,7 +118,41 @@ def _talk(shell: Shell, models: _Models, events: Any, terminal: Terminal, resume
                 raise
             told = say(shell.lang, "chat.interrupted")
             _print("\n".join(wrap(told, style.width, f"{style.symbol('interrupted')} ", "  ")))
+        except BrokenPipeError:  # the reader of our output has gone
+            raise
+        except Exception as error:
+            events.text("error", f"{type(error).__name__}: {error}")
+            common.tell_failure(error)
+        if shell.ended:
+            return
         print(flush=True)
+
+
+def _turn(line: str, shell: Shell, models: _Models, events: Trace, terminal: Terminal) -> None:
+    """One line: a command or a question, its answer, and what a model says to it."""
+    from numprobe.agent.answer import Answer
+    from numprobe.agent.chat.commands import is_command
+    from numprobe.agent.sentence import read_sentence
+
+    commanded = is_command(line)
+    events.text("command" if commanded else "user_message", line)
+    asked = shell.command(line) if commanded else shell.conversation.turn(line)
+    if isinstance(asked, Answer):
+        _print(asked.to_terminal(common.style(sys.stdout)))
+        return
+    spoken = "" if commanded else line  # a command has arguments of its own, as many as it takes
+    paths = read_sentence(spoken).paths
+    lang = shell.conversation.language(spoken)
+    if models.brain is not None:
+        models.brain.toolbox.lang = lang
+        roots = models.brain.toolbox.roots or []
+        roots += [Path(path) for path in (*paths, *(shell.conversation.run or "",)) if path]
+    voice = Voice(models.brain, lang, False, terminal, hints=False)
+    asked = voice.show(asked, line, paths)
+    if asked.run is not None:
+        shell.conversation.take_up(asked.run)
+    shell.record(line, asked)
+    events.answered(asked)
 
 
 def _print(text: str) -> None:

@@ -95,11 +95,16 @@ def _code_of(app: Callable[..., Any]) -> int:
     except Exception as error:
         if isinstance(error, OSError) and error.errno in NO_ROOM and error.filename is None:
             return _no_output(error)  # what is written to files has errors of its own
-        if "--debug" in sys.argv:
-            traceback.print_exc()
-        else:
-            _tell("error", f"numprobe failed: {type(error).__name__}: {error} (--debug shows where)")
+        tell_failure(error)
         return 4
+
+
+def tell_failure(error: Exception) -> None:
+    """An error that is numprobe's own: one line, with ``--debug`` the traceback."""
+    if "--debug" in sys.argv:
+        traceback.print_exception(error)
+    else:
+        _tell("error", f"numprobe failed: {type(error).__name__}: {error} (--debug shows where)")
 
 
 def _prepare_streams() -> None:
