@@ -38,7 +38,8 @@ def ask(sentence: str, paths: Sequence[str] = (), *, lang: str | None = None, ou
     from numprobe.agent.ask import Silent
     from numprobe.agent.ask import ask as answer
 
-    return answer(sentence, Silent(), paths=[str(p) for p in paths], lang=lang, out=Path(out) if out else None)
+    given = [paths] if isinstance(paths, (str, Path)) else paths
+    return answer(sentence, Silent(), paths=[str(p) for p in given], lang=lang, out=Path(out) if out else None)
 
 
 def follow(run: str | Path, question: str, *, lang: str | None = None, out: str | Path | None = None) -> Asked:

@@ -196,6 +196,46 @@ def test_what_the_data_cannot_say_is_said(nan_run: FinishedRun, rl_run: Finished
             assert not answer.cites
 
 
+def test_a_rank_that_was_not_read_is_never_answered_from_another(nan_run: FinishedRun) -> None:
+    first = result_of(nan_run)["sources"][0]["op_name"]
+    for text in (f"show {first} on rank 600", f"600 号卡的 {first}"):
+        answer = asked(nan_run, text)
+        assert not answer.known
+        assert not cells(answer)
+        assert "600" in answer.to_text()
+
+
+TIRED = [  # run, what a tired engineer asks, what has to be in the answer
+    ("nan", "what was ruled out", "uled out"),
+    ("nan", "which layer", "npu_grouped_matmul"),
+    ("nan", "哪一层先坏的", "npu_grouped_matmul"),
+    ("nan", "where in my code is that", "experts.py"),
+    ("nan", "show inputs of the bad op", "input_args.0"),
+    ("nan", "source", "source"),
+    ("nan", "what is E3", "[E3]"),
+    ("nan", "can i trust this", "onfidence"),
+    ("nan", "会不会是数据的问题", "[E1]"),
+    ("nan", "what is kernel_fault", "inputs modest"),
+    ("rl", "权重是一样的吗", "参数"),
+    ("rl", "are the weights the same", "parameters agree"),
+    ("rl", "did rollout use silu or gelu", "silu"),
+    ("rl", "所有不一致的地方列一下", "layers.0.down"),
+    ("rl", "which config should i look at", "Compare the activation"),
+    ("rl", "first module that differs", "linear_fc2"),
+    ("compare", "show the numbers of the root cause op", "input_args"),
+    ("compare", "all differences", "other difference"),
+]
+
+
+@pytest.mark.parametrize(("which", "text", "said"), TIRED, ids=[t[1] for t in TIRED])
+def test_what_is_asked_at_three_in_the_morning(
+    nan_run: FinishedRun, rl_run: FinishedRun, compare_run: FinishedRun, which: str, text: str, said: str
+) -> None:
+    answer = asked({"nan": nan_run, "rl": rl_run, "compare": compare_run}[which], text)
+    assert answer.known
+    assert said in answer.to_markdown()
+
+
 RL_QUESTIONS = [
     ("show linear_fc2", "显示 linear_fc2 的详细数值"),
     ("layer 0 mlp", "第0层 mlp"),

@@ -28,6 +28,8 @@ def test_ask_and_follow(dumps: Path, tmp_path: Path, capfd: pytest.CaptureFixtur
 
 def test_what_is_missing_and_what_is_wrong(tmp_path: Path) -> None:
     assert numprobe.ask("train and rollout disagree").missing == ["train", "rollout"]
+    with pytest.raises(NumprobeError, match="E-AGT-002"):
+        numprobe.ask("loss is NaN", "/no/where")
     with pytest.raises(NumprobeError):
         numprobe.ask("loss is NaN", ["/no/where"])
     with pytest.raises(NumprobeError):

@@ -83,6 +83,13 @@ TABLE: list[tuple[str, str, tuple[str | None, ...]]] = [
     ("rollout logprobs do not match", "rl_consistency", (None, None)),
     ("train and rollout disagree, the training dump is rl/train", "rl_consistency", (TRAIN, None)),
     ("train and rollout disagree, I have rl/rollout", "rl_consistency", (None, ROLLOUT)),
+    ("trainer and engine disagree on the same tokens: rl/train rl/rollout", "rl_consistency", (TRAIN, ROLLOUT)),
+    ("importance ratios drift, nan_free/train_side rl/train", "rl_consistency", ("nan_free/train_side", TRAIN)),
+    (
+        "logits differ between trainer and engine: rl/train nan_free/train_side",
+        "rl_consistency",
+        (TRAIN, "nan_free/train_side"),
+    ),
     # RL, Chinese
     ("训推不一致，训练在 rl/train，推理在 rl/rollout", "rl_consistency", (TRAIN, ROLLOUT)),
     ("训推不一致，推理在 rl/rollout，训练在 rl/train", "rl_consistency", (TRAIN, ROLLOUT)),
@@ -124,6 +131,8 @@ TABLE: list[tuple[str, str, tuple[str | None, ...]]] = [
     ("比较“runs/a”和“runs/b”", "compare", (A, B)),
     ("确定性问题，md5 对不上", "compare", (None, None)),
     ("比对两份数据", "compare", (None, None)),
+    ("掉精度了 runs/a", "compare", (A, None)),
+    ("loss not decreasing, runs/a", "compare", (A, None)),
     # inspect
     ("what is in dump/first_step_nan", "inspect", (NAN,)),
     ("what's inside runs/a?", "inspect", (A,)),
@@ -133,6 +142,7 @@ TABLE: list[tuple[str, str, tuple[str | None, ...]]] = [
     ("dump/first_step_nan 里有什么", "inspect", (NAN,)),
     ("runs/a里面有哪些数据", "inspect", (A,)),
     ("看一下 runs/a 的概况", "inspect", (A,)),
+    ("看看 runs/a 里面都存了啥", "inspect", (A,)),
     ("what is in it?", "inspect", (None,)),
     # map
     ("module mapping of rl/train and rl/rollout", "map", (TRAIN, ROLLOUT)),
@@ -264,6 +274,12 @@ def test_words_that_name_folders_are_words_where_paths_are_given(
         ("512 卡训练", "", ""),
         ("512卡任务首步", "", ""),
         ("a job of 512 ranks", "", ""),
+        ("8 卡 loss nan", "", ""),
+        ("64 卡跑出 nan", "", ""),
+        ("用 4 卡复现", "", ""),
+        ("168 卡的第一个算子", "168", ""),
+        ("only rank 168 and 167", "168,167", ""),
+        ("只看 3 和 5 号卡", "3,5", ""),
         ("rank3", "3", ""),
         ("rank 40", "40", ""),
     ],

@@ -30,14 +30,18 @@ _PAIRS = re.compile(
     re.IGNORECASE,
 )
 _DIGITS = r"(?<![0-9])[0-9]{1,18}(?![0-9])"  # a whole number; what has more digits is none that counts anything
-_RANGE = rf"({_DIGITS}(?:\s*[-~到至]\s*{_DIGITS})?(?:\s*[,、]\s*{_DIGITS}(?:\s*[-~到至]\s*{_DIGITS})?){{0,99}})"
+_AND = r"(?:[,、和与及]|\band\b|&)"
+_ONE = rf"{_DIGITS}(?:\s*[-~到至]\s*{_DIGITS})?"
+_RANGE = rf"({_ONE}(?:\s*{_AND}\s*(?:ranks?\s*)?{_ONE}){{0,99}})"
 _RANKS = (
     re.compile(rf"\branks?\s*[:=#]?\s*{_RANGE}", re.IGNORECASE),
     re.compile(rf"{_RANGE}\s*号?\s*(?:卡|rank)(?!\s*[0-9训])", re.IGNORECASE),
     re.compile(rf"卡\s*{_RANGE}"),
 )
+# how many there are: "64 卡跑", "8 卡 loss"; which one is "8 号卡", or "8 卡" with a word that speaks of it
 _COUNT = re.compile(
-    rf"{_DIGITS}\s*(?:张)?卡(?:训练|任务|集群|的训练|上训|规模)|{_DIGITS}[- ](?:rank|card|gpu|npu)s?\b", re.IGNORECASE
+    rf"{_DIGITS}\s*张?卡(?!\s*(?:的(?!训练|任务)|上(?!训)|[是有为出报先呢吗?？,，。]|$))|{_DIGITS}[- ](?:rank|card|gpu|npu)s?\b",
+    re.IGNORECASE,
 )
 _STEPS = (
     re.compile(rf"\bsteps?\s*[:=#]?\s*{_RANGE}", re.IGNORECASE),
@@ -231,7 +235,7 @@ def _numbers(words: str, patterns: Sequence[re.Pattern[str]]) -> str:
         found = pattern.search(counted)
         if found:
             text = re.sub(r"\s+", "", found.group(1))
-            text = re.sub("[~到至]", "-", text).replace("、", ",")
+            text = re.sub(rf"{_AND}(?:ranks?)?|and(?:ranks?)?", ",", re.sub("[~到至]", "-", text), flags=re.IGNORECASE)
             try:
                 parse_ranges(text, "")
             except NumprobeError:

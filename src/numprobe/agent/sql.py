@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from numprobe.agent.runs import FinishedRun, load_run
-from numprobe.record.errors import NumprobeError
+from numprobe.record.errors import NumprobeError, rebuilt
 from numprobe.report.run_folder import plain
 
 if TYPE_CHECKING:
@@ -92,9 +92,7 @@ def query(run: FinishedRun, sql: str, *, most: int = MOST_ROWS, seconds: float =
     except msgspec.DecodeError:
         raise NumprobeError("E-SQL-003", "the query fails: {reason}", do="ask for less", reason="memory") from None
     if found.error is not None:
-        raise NumprobeError(
-            found.error.code, found.error.what, found=found.error.found, do=found.error.do, **found.values
-        )
+        raise rebuilt(found.error.code, found.error.what, "", found.error.found, found.error.do, found.values)
     return Rows(found.columns, found.rows, found.more)
 
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import typer
 
 from numprobe.cli import common
-from numprobe.cli.voice import Terminal, Voice, brain_of
 
 if TYPE_CHECKING:
     from numprobe.agent.ask import Asked
+    from numprobe.cli.voice import Terminal
 
 Llm = typer.Option(None, "--llm", help="none, auto, or an alias of the settings; default: theirs.", metavar="NAME")
 ShowSent = typer.Option(False, "--show-sent", help="Print all that goes to the language model, on stderr.")
@@ -35,6 +35,7 @@ def ask(
     """Choose the skill for a sentence, run it, answer. Exit code of the skill; 2: something is missing, and what."""
     from numprobe.agent.ask import ask as answer
     from numprobe.agent.sentence import read_sentence
+    from numprobe.cli.voice import Terminal
 
     common.one_of("--progress", progress, ("auto", "json"))
     chosen = common.language(lang) if lang is not None else None
@@ -62,6 +63,7 @@ def follow(
     from numprobe.agent.follow.answering import follow as answer
     from numprobe.agent.runs import latest_run
     from numprobe.agent.sentence import read_sentence
+    from numprobe.cli.voice import Terminal
     from numprobe.record.errors import NumprobeError
 
     common.one_of("--progress", progress, ("auto", "json"))
@@ -89,6 +91,8 @@ def _shown(
     terminal: Terminal,
     paths: Sequence[str] = (),
 ) -> int:
+    from numprobe.cli.voice import Voice, brain_of
+
     roots = [*([asked.run] if asked.run else []), *map(Path, paths)]
     brain = brain_of(llm, terminal, lang, roots, show_sent=show_sent)
     try:

@@ -12,13 +12,13 @@ import typer
 
 from numprobe.cli import common
 from numprobe.cli.ask import Llm, ShowSent
-from numprobe.cli.voice import Terminal, Voice, brain_of
 from numprobe.record.errors import NumprobeError
 
 if TYPE_CHECKING:
     from numprobe.agent.chat.commands import Shell
     from numprobe.agent.chat.trace import Trace
     from numprobe.agent.llm.brain import Brain
+    from numprobe.cli.voice import Terminal
 
 
 def chat(
@@ -37,6 +37,7 @@ def chat(
     from numprobe.agent.chat.conversation import Conversation
     from numprobe.agent.chat.sessions import Store, state_folder
     from numprobe.agent.chat.trace import Trace, Traced
+    from numprobe.cli.voice import Terminal
 
     fixed = common.language(lang) if lang is not None else None
     language = common.language(lang)
@@ -71,6 +72,8 @@ class _Models:
     """The model that is on, if any."""
 
     def __init__(self, terminal: Terminal, lang: str, folder: Path, show_sent: bool) -> None:
+        from numprobe.cli.voice import brain_of
+
         self._make: Callable[[str], Brain | None] = lambda name: brain_of(
             name, terminal, lang, [], show_sent=show_sent, folder=folder, servers=True
         )
@@ -96,6 +99,7 @@ class _Models:
 
 def _talk(shell: Shell, models: _Models, events: Trace, terminal: Terminal, resume: str | None) -> None:
     """Turn after turn. Whatever goes wrong in one of them, the conversation goes on."""
+    from numprobe.agent.chat.commands import ENDS
     from numprobe.agent.messages import say
     from numprobe.report.terminal import wrap
 
@@ -107,6 +111,8 @@ def _talk(shell: Shell, models: _Models, events: Trace, terminal: Terminal, resu
             raise NumprobeError("E-USE-014", "--resume and --no-session exclude each other", do="leave one of them out")
         _print(shell.resume(resume).to_terminal(style))
     for line in _lines(shell, models):
+        if line.lower() in ENDS:
+            return
         try:
             _turn(line, shell, models, events, terminal)
         except NumprobeError as error:
@@ -133,6 +139,7 @@ def _turn(line: str, shell: Shell, models: _Models, events: Trace, terminal: Ter
     from numprobe.agent.answer import Answer
     from numprobe.agent.chat.commands import is_command
     from numprobe.agent.sentence import read_sentence
+    from numprobe.cli.voice import Voice
 
     commanded = is_command(line)
     events.text("command" if commanded else "user_message", line)
@@ -142,7 +149,7 @@ def _turn(line: str, shell: Shell, models: _Models, events: Trace, terminal: Ter
         return
     spoken = "" if commanded else line  # a command has arguments of its own, as many as it takes
     paths = read_sentence(spoken).paths
-    lang = shell.conversation.language(spoken)
+    lang = shell.lang = shell.conversation.language(spoken) if spoken else shell.lang
     if models.brain is not None:
         models.brain.toolbox.lang = lang
         roots = models.brain.toolbox.roots or []
@@ -162,10 +169,13 @@ def _print(text: str) -> None:
 
 def _lines(shell: Shell, models: _Models) -> Iterator[str]:
     """What the user writes: with editing, history and completion on a terminal, plain lines else."""
+    from numprobe.report.terminal import printable
+
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         for line in sys.stdin:
-            if line.strip():
-                yield line.strip()
+            if text := line.strip():
+                _print(f"> {printable(text)}")  # nobody else shows what was asked
+                yield text
         return
     try:
         from numprobe.cli.prompt import prompts

@@ -39,12 +39,13 @@ class NumprobeError(Exception):
     def translated(self, texts: Mapping[str, str]) -> NumprobeError:
         """The same error in other words: ``texts`` has the template for an English one, which stays where it has none."""
         what, found, do = (texts.get(template, template) for template in self.templates)
-        return _rebuild(self.code, what, self.where, found, do, self.values)
+        return rebuilt(self.code, what, self.where, found, do, self.values)
 
     def __reduce__(self) -> tuple[object, ...]:
         what, found, do = self.templates
-        return _rebuild, (self.code, what, self.where, found, do, self.values)
+        return rebuilt, (self.code, what, self.where, found, do, self.values)
 
 
-def _rebuild(code: str, what: str, where: str, found: str, do: str, values: Mapping[str, str | int]) -> NumprobeError:
+def rebuilt(code: str, what: str, where: str, found: str, do: str, values: Mapping[str, str | int]) -> NumprobeError:
+    """The error that another process raised, from its parts: templates and what fills them."""
     return NumprobeError(code, what, where=where, found=found, do=do, **values)

@@ -36,6 +36,9 @@ NAMES = (
 )
 
 
+ENDS = ("exit", "quit", "退出", ":q")  # words that mean /exit
+
+
 def is_command(line: str) -> bool:
     """``/help`` and ``/run 2`` are, ``/data/step0`` and ``/data/step0 has a NaN`` are not."""
     word = line.split(maxsplit=1)[0]
@@ -135,9 +138,13 @@ class Shell:
     def _run(self, arguments: list[str]) -> Answer:
         """Choose the run that questions are about: its number in ``/runs``, or its folder."""
         runs = self.conversation.runs
-        wanted = arguments[0] if arguments else ""
+        if not arguments:
+            raise NumprobeError(
+                "E-AGT-010", "/run takes the number or the folder of a run", do="/runs lists them; /run 1"
+            )
+        wanted = arguments[0]
         numbers = {str(n): one for n, one in enumerate(runs, 1)}
-        folder = numbers.get(wanted) or Path(wanted or ".")
+        folder = numbers.get(wanted) or Path(wanted)
         run = load_run(folder)
         self.conversation.take_up(run.folder)
         return self._says("chat.run", folder=run.folder.as_posix(), skill=run.skill, verdict=str(run.result.verdict))

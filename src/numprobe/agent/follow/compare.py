@@ -113,6 +113,9 @@ class CompareTeller(Teller):
             "unmatched": self.unmatched,
             "excluded": self.unmatched,
             "first_op": self.evidence,
+            "cause": self.evidence,
+            "differing": self.alternatives,
+            "weights": self.conclusion,
             "files": self.files,
             "conclusion": self.conclusion,
         }

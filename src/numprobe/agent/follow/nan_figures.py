@@ -84,6 +84,8 @@ class Figures(Teller):
             is not None
         )
         keys = self._keys(q, every)
+        if q.ranks and not self._are_read(q.ranks):
+            return self.answer
         slots = [] if first is None else [w for w in q.names if self._only_slot(w, first)]
         words = [w for w in q.names if w not in slots]
         wanted = replace(q, names=tuple(words))
@@ -104,10 +106,24 @@ class Figures(Teller):
             if len(hits) > len(chosen) and len(keys) == 1:
                 self.say("answer.more_records", count=len(hits), shown=len(chosen))
         if not rows:
-            self.answer.blocks.clear()
             return self.nothing(q, known)
         self.answer.blocks[:0] = self._record_tables(rows)
         return self.answer
+
+    def _are_read(self, ranks: Sequence[int]) -> bool:
+        """Whether one of the ranks was; the others are told."""
+        read = False
+        for rank in ranks:
+            row = self._row(rank)
+            if row is None:
+                self.say("nan.rank.none", ranks=[rank])
+            elif row.status in ("missing", "unreadable"):
+                mark = self.answer.cite(f"5_ranks.csv {row.rank_key}")
+                self.say("nan.rank.not_read", mark, rank=rank, status=CATALOGUE.say(self.lang, f"status.{row.status}"))
+            else:
+                read = True
+        self.answer.known = read
+        return read
 
     def _record_tables(self, rows: list[list[str]]) -> list[Block]:
         """One table for each record; one for all where it is the same record of several ranks."""

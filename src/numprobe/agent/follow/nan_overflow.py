@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from numprobe.agent.answer import Answer, Lines, Table
 from numprobe.agent.follow import names
@@ -13,7 +14,7 @@ from numprobe.agent.follow.teller import MOST_CHECKS, MOST_EVIDENCE, frames, sen
 from numprobe.agent.messages import CATALOGUE as AGENT
 from numprobe.diagnose.nan_overflow.messages import CATALOGUE
 from numprobe.diagnose.nan_overflow.page import view
-from numprobe.diagnose.nan_overflow.result import Candidate, Citation, RankRow
+from numprobe.diagnose.nan_overflow.result import CLASSES, Candidate, Citation, RankRow
 from numprobe.report import numbers
 
 MOST_EXCLUDED = 3
@@ -61,7 +62,14 @@ class NanTeller(Figures):
             self.answer.known = False
             self.say("nan.step.other", self.answer.cite("result.json step"), step=self._step, asked=list(q.steps[:64]))
             return self.answer
+        clazz = next((word for word in q.names if word in CLASSES), None)
+        if clazz is not None:
+            mark = self.answer.cite("result.json sources class")
+            self.say("nan.class", mark, clazz=clazz, text=CATALOGUE.say(self.lang, f"class.{clazz}"))
+            return self.answer
         q = self.understood(q, self._spoken)
+        if q.kind == "cause" and self.first is not None:
+            return self.table(replace(q, names=(self.first.op_name,), ranks=()))
         if q.kind == "why_not" and (q.ranks or not q.names):
             return self.why_rank(q.ranks[0]) if q.ranks else self.why()
         if q.kind == "why_not":
@@ -81,6 +89,8 @@ class NanTeller(Figures):
             "confidence": self.confidence,
             "excluded": self.excluded,
             "alternatives": self.alternatives,
+            "differing": self.alternatives,
+            "cause": self.conclusion,
             "spread": self.spread,
             "evidence": self.evidence,
             "files": self.files,
@@ -323,9 +333,11 @@ class NanTeller(Figures):
                 numbers.count(row.total_dirty),
                 _few(row.new_ranks, comma),
             ]
-            for row in self.result.spread[:12]
+            for row in self.result.spread[:MOST_ROWS]
         ]
         self.answer.blocks.append(Table(head, rows, (0, 2, 3)))
+        if len(rows) < len(self.result.spread):
+            self.say("nan.spread.more", mark, shown=len(rows), all=len(self.result.spread))
         return self.answer
 
     def evidence(self) -> Answer:

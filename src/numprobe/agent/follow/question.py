@@ -42,6 +42,7 @@ _PLAIN = re.compile(  # words that are no name, though they look like one
     r"|can|confirm|next|please|input|inputs|output|outputs|weight|weights|parameter|parameters|gradient|gradients|max|min|mean"
     r"|norm|there|has|have|had|been|more|full|about|between|than|then|but|if|so|as|else|other|others|any|anything|made|make"
     r"|makes|i|we|us|you|your|our|he|she|they|them|their|his|her|one|two|some|many|much|will|shall|may|might|must|let|get|got"
+    r"|bf16|fp16|fp32|fp64|fp8|bfloat16|float16|float32|float64|half|noise|just|trust|code|config|configs|file|files|ruled"
     r"|difference|differences|differ|differs|suspect|anchor|finding|findings|forward|backward|s|t|re|isn|aren|wasn|don|doesn)"
 )
 

@@ -146,6 +146,14 @@ class RlTeller(Teller):
 
     def reply(self, q: Question) -> Answer:
         q = self.understood(q, [*self._known_names(), *(p.place for p in self.result.mapping), *SHORT])
+        whole = {
+            "weights": self.weights,
+            "activation": self.activation,
+            "differing": self.differing,
+            "cause": self.evidence,
+        }
+        if q.kind in whole:
+            return whole[q.kind]()
         if q.kind == "why_not" and (q.names or q.layer is not None or q.parts):
             return self.why(q)
         if q.kind == "mapping" and (q.names or q.layer is not None or q.parts):
@@ -166,6 +174,7 @@ class RlTeller(Teller):
             "files": self.files,
             "conclusion": self.conclusion,
             "stack": self.no_stack,
+            "first_op": self.evidence,
         }
         tell = kinds.get(q.kind, self.unknown)
         return tell()
@@ -237,8 +246,11 @@ class RlTeller(Teller):
         )
 
     def _overview(self, rows: Sequence[Pair]) -> None:
-        mark = self.answer.cite("mapping.csv", self.rows(len(rows)))
-        self.say("rl.places", mark, count=len(rows), shown=min(len(rows), MOST_PLACES))
+        self._listed("rl.places", self.answer.cite("mapping.csv", self.rows(len(rows))), rows)
+
+    def _listed(self, key: str, mark: str, rows: Sequence[Pair]) -> None:
+        """A line a place, after a sentence that counts them."""
+        self.say(key, mark, count=len(rows), shown=min(len(rows), MOST_PLACES))
         head = self.heads("place", "verdict", "error", "ratio")
         table = [
             [
@@ -383,6 +395,46 @@ class RlTeller(Teller):
         anchor = self._place_of(first.anchor)
         self._table(anchor, view.outputs(first.anchor_figures))
         self._table(self._place_of(first.suspect), view.telling(first))
+        return self.answer
+
+    def weights(self) -> Answer:
+        """Do the parameters agree?"""
+        rows = [
+            (place, x)
+            for place, figures in self.figures.items()
+            for x in figures
+            if x.slot.startswith("parameters.") and x.verdict in ("pass", "warning", "error")
+        ]
+        if not rows:
+            self.answer.known = False
+            self.say("rl.weights.none")
+            return self.answer
+        wrong = [(place, x) for place, x in rows if x.verdict == "error"]
+        mark = self.answer.cite(slots.FILE, self.rows(len(rows)))
+        first = f"{wrong[0][0]} {wrong[0][1].slot}" if wrong else None
+        self.say("rl.weights", mark, passed=len(rows) - len(wrong), all=len(rows), first=first)
+        for place, x in wrong[:1]:
+            self._table(place, [x])
+        return self.answer
+
+    def activation(self) -> Answer:
+        """Which activation the figures or the tensors fit."""
+        told = [(f, text) for f in self.result.findings if (text := view.probed(f, self.lang))]
+        if not told:
+            self.say("rl.activation.none", self.answer.cite("result.json findings"))
+        for f, text in told[:1]:
+            cited = self._cited_suspect(f)
+            self.answer.say(AGENT.pieces(self.lang, "rl.probed", {"what": text}), *cited)
+        return self.answer
+
+    def differing(self) -> Answer:
+        """Every place that differs."""
+        rows = [p for p in self.result.mapping if p.verdict == "error"]
+        mark = self.answer.cite("mapping.csv", self.rows(len(rows)))
+        if not rows:
+            self.say("rl.differing.none", mark)
+            return self.answer
+        self._listed("rl.differing", mark, rows)
         return self.answer
 
     def unmatched(self) -> Answer:
