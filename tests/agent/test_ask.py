@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -281,3 +282,15 @@ def test_a_model_that_fails_costs_only_its_words(dumps: Path, tmp_path: Path, se
     assert follow.code == 0
     assert "E-LLM" not in follow.err
     assert "E-SET-009" in numprobe(tmp_path, "ask", sentence, "--llm", "other").err
+
+
+def test_an_excluded_source_is_told_before_ranks_that_are_missing(dumps: Path, tmp_path: Path) -> None:
+    dump = tmp_path / "dump"
+    shutil.copytree(dumps / "dump" / "first_step_nan", dump)
+    shutil.rmtree(dump / "step0" / "rank1")
+    offline(tmp_path, "ask", f"loss is NaN: {dump}", "-o", tmp_path / "nan")
+    ran = offline(
+        tmp_path, "follow", tmp_path / "nan", "exclude npu_grouped_matmul and rerun", "-o", tmp_path / "again"
+    )
+    assert ran.code == 3
+    assert "excluded by you" in ran.out

@@ -169,17 +169,17 @@ def _clean(result: NanResult, view: View, scaling: Params | None) -> None:
     clean = _ending_clean(view, {d.rank for d in hiding if d.rank is not None}) if hiding else set()
     unread = [d for d in hiding if d.rank not in clean]
     ranks = sum(1 for d in view.digests if d.status in ("ok", "partial"))
-    if unread and scaling is None:
-        result.verdict = "inconclusive"
-        unread_ranks = sorted(d.rank for d in unread if d.rank is not None)
-        result.headline = Params("headline.unread", {"ranks": unread_ranks})
-        result.next_checks = [Params("check.read_rank", {"ranks": unread_ranks})]
-        return
     if view.verdicts.user_excluded and scaling is None:
         result.verdict = "inconclusive"
         names = ", ".join(sorted(view.verdicts.user_excluded)[:3])
         result.headline = Params("headline.all_excluded", {"count": len(view.verdicts.user_excluded), "names": names})
         result.next_checks = [Params("check.exclude_less")]
+        return
+    if unread and scaling is None:
+        result.verdict = "inconclusive"
+        unread_ranks = sorted(d.rank for d in unread if d.rank is not None)
+        result.headline = Params("headline.unread", {"ranks": unread_ranks})
+        result.next_checks = [Params("check.read_rank", {"ranks": unread_ranks})]
         return
     result.verdict = "no_overflow"
     if scaling is not None:
