@@ -40,7 +40,7 @@ class Scored:
     clazz: bool | None
     blind: bool | None
     single: bool
-    mapping: float
+    mapping: float | None  # None where the calls of an engine cannot be told from its figures: then none is claimed
     confidence: float | None
     reference_place: bool | None
     reference_class: bool | None
@@ -79,7 +79,7 @@ def score(name: str, seed: int, scratch: str) -> Scored:
         (first is not None and first.clazz in want.classes) if found else None,
         (first is not None and truth.blind in first.blind) if found and truth.blind and mode == "figures" else None,
         len(result.findings) == (1 if found else 0),
-        _f1(result, truth),
+        None if result.reason == "steps" and result.verdict in truth.verdicts else _f1(result, truth),
         first.confidence if first else None,
         (bool(peer) and peer[0].train in right) if must else None,
         (bool(peer) and peer[0].clazz in want.classes) if must else None,
@@ -142,7 +142,8 @@ def _columns(rows: Iterable[Scored]) -> str:
     rows = list(rows)
     rates = [rate([getattr(r, k) for r in rows]) for k in ("verdict", "place", "clazz", "blind")]
     peer = [rate([getattr(r, f"reference_{k}") for r in rows]) for k in ("place", "class", "clean")]
-    mapping = f"{sum(r.mapping for r in rows) / len(rows):.3f}"
+    mapped = [r.mapping for r in rows if r.mapping is not None]
+    mapping = f"{sum(mapped) / len(mapped):.3f}" if mapped else "-"
     return " | ".join([*rates, rate([r.right for r in rows], interval=True), mapping, *peer])
 
 

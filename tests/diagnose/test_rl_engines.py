@@ -110,6 +110,7 @@ def test_the_commands(tmp_path: Path) -> None:
         "run.json",
         "result.json",
         "mapping.csv",
+        "slots.csv",
         "report.md",
         "report.html",
     }

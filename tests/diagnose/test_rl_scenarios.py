@@ -19,4 +19,4 @@ score_rl = benchmark("score_rl")
 def test_every_scenario(mode: str, scenario: str, seed: int, tmp_path: Path) -> None:
     scored = score_rl.score(f"{mode}:{scenario}", seed, str(tmp_path))
     assert scored.right, f"got {scored.got}\nwant {scored.want}"
-    assert scored.mapping == 1.0
+    assert scored.mapping == 1.0 or (scored.mapping is None and mode == "figures" and "decode" in scenario)
