@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import wait
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from numprobe.agent.mcp.client import Allowed, Connection
 
 MOST_REQUESTS = 12  # of one question
+WAKE_S = 0.2
 SMALLEST_CONTEXT = 32_000  # tokens, where the settings say nothing
 CHARACTERS_PER_TOKEN = 3
 HISTORY_SHARE = 0.5
@@ -124,6 +126,8 @@ class Brain:
         tools = replace(self.toolbox, cancelled=threading.Event())
         job = asyncio.run_coroutine_threadsafe(self._ask(text, facts, on or Listening(), tools), self._loop)
         try:
+            while not job.done():  # woken now and then: a signal may have been delivered to another thread
+                wait([job], timeout=WAKE_S)
             return job.result()
         except KeyboardInterrupt:
             tools.cancelled.set()
