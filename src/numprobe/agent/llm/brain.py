@@ -168,7 +168,7 @@ class Brain:
                 raise told from None
             return self._reply(said, given, runs, cut=told.what)
         if result is None or not str(result.output).strip():
-            raise _empty(self.alias)
+            raise _unusable(self.alias, "empty")
         self._history = _kept(list(result.all_messages()), self._room())
         usage = result.usage
         reply = self._reply(str(result.output), given, runs)
@@ -344,13 +344,7 @@ def problem(error: Exception, alias: str) -> NumprobeError:
             alias=alias,
         )
     if isinstance(error, (known.UnexpectedModelBehavior, known.UsageLimitExceeded)):
-        return NumprobeError(
-            "E-LLM-006",
-            "{alias} gave no usable answer: {reason}",
-            do="ask again in other words, or choose another model: --llm NAME, or none",
-            alias=alias,
-            reason=reason,
-        )
+        return _unusable(alias, reason)
     return NumprobeError(
         "E-LLM-002",
         "{alias} cannot be reached: {reason}",
@@ -360,11 +354,11 @@ def problem(error: Exception, alias: str) -> NumprobeError:
     )
 
 
-def _empty(alias: str) -> NumprobeError:
+def _unusable(alias: str, reason: str) -> NumprobeError:
     return NumprobeError(
         "E-LLM-006",
         "{alias} gave no usable answer: {reason}",
         do="ask again in other words, or choose another model: --llm NAME, or none",
         alias=alias,
-        reason="empty",
+        reason=reason,
     )
