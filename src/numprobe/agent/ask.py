@@ -12,7 +12,7 @@ import msgspec
 
 from numprobe.agent.answer import Answer, Lines
 from numprobe.agent.messages import say
-from numprobe.agent.probe import Probe, probe
+from numprobe.agent.probe import RUNS, Probe, probe
 from numprobe.agent.router import UNSUPPORTED, Route, route
 from numprobe.agent.sentence import Sentence, read_sentence
 from numprobe.agent.skills.skill import Done, Pipeline, Skill
@@ -213,7 +213,8 @@ def skill_of(intent: str) -> Skill:
 
 def new_folder(skill: str, root: Path = OUT) -> Path:
     """The folder of a new run of a skill, named as the command of the skill does."""
-    return default_folder({"nan_overflow": "nan", "rl_consistency": "rl", "map": "rl"}.get(skill, skill), root)
+    names = {"map": "rl"} | {known: name for name, known in RUNS.items()}
+    return default_folder(names.get(skill, skill), root)
 
 
 def run_skill(
