@@ -64,11 +64,11 @@ def test_both_sides_read_at_once_give_what_they_give_one_by_one() -> None:
         "    folder = open_dump(path, use_cache=False).steps[0].ranks[0]\n"
         "    task = rank.RankTask(None, folder, folder, beside=True)\n"
         "    for one, other in zip(rank._sides(task), rank._sides(replace(task, beside=False)), strict=True):\n"
-        "        for name in ('names', 'ops', 'slots', 'kinds', 'shapes', 'scalars', 'digests', 'files', 'grad', 'fine'):\n"
+        "        for name in ('names', 'ops', 'slots', 'kinds', 'shapes', 'scalars', 'digests', 'files', 'grad'):\n"
         "            assert repr(getattr(one.values, name)) == repr(getattr(other.values, name)), (path, name)\n"
         "        for name in ('first', 'slot', 'kind', 'shape', 'numel', 'figures', 'status'):\n"
         "            assert np.array_equal(getattr(one.values, name), getattr(other.values, name), equal_nan=name == 'figures')\n"
-        "        assert (one.parent, one.around, one.phase) == (other.parent, other.around, other.phase)\n"
+        "        assert (one.values.fine, one.parent, one.around, one.phase) == (other.values.fine, other.parent, other.around, other.phase)\n"
         "        assert one.dump.index.damage == other.dump.index.damage\n"
         "print('same')"
     )
