@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from numprobe.agent.runs import FinishedRun, load_run
+from numprobe.compare import command as comparing
+from numprobe.diagnose.nan_overflow import command as nan
+from numprobe.diagnose.rl_consistency import command as rl
 from numprobe.synth.nan import simulate as simulate_nan
 from numprobe.synth.rl import simulate as simulate_rl
 
@@ -37,3 +41,34 @@ def here(dumps: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of :func:`dumps` as the current one."""
     monkeypatch.chdir(dumps)
     return dumps
+
+
+@pytest.fixture(scope="session")
+def nan_run(dumps: Path, tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
+    out = tmp_path_factory.mktemp("runs") / "nan"
+    nan.run_to_folder(dumps / "dump" / "first_step_nan", None, out)
+    return load_run(out)
+
+
+@pytest.fixture(scope="session")
+def rl_run(dumps: Path, tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
+    out = tmp_path_factory.mktemp("runs") / "rl"
+    rl.run_to_folder(dumps / "rl" / "train", dumps / "rl" / "rollout", None, out)
+    return load_run(out)
+
+
+@pytest.fixture(scope="session")
+def compare_run(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
+    """A comparison that fails."""
+    out = tmp_path_factory.mktemp("runs") / "compare"
+    engines = INTEROP / "engines"
+    comparing.run_to_folder(engines / "megatron", engines / "megatron_gelu", None, out)
+    return load_run(out)
+
+
+@pytest.fixture(scope="session")
+def agreeing_run(dumps: Path, tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
+    """A comparison that passes."""
+    out = tmp_path_factory.mktemp("runs") / "agreeing"
+    comparing.run_to_folder(dumps / "runs" / "a", dumps / "runs" / "b", None, out)
+    return load_run(out)

@@ -14,38 +14,14 @@ from numprobe.agent.answer import Answer, Table, Text
 from numprobe.agent.follow.question import read_question
 from numprobe.agent.follow.reply import conclusion, reply
 from numprobe.agent.runs import FinishedRun, load_run
-from numprobe.compare import command as comparing
 from numprobe.diagnose.nan_overflow import command as nan
-from numprobe.diagnose.rl_consistency import command as rl
 from numprobe.record.errors import NumprobeError
-
-
-@pytest.fixture(scope="session")
-def nan_run(dumps: Path, tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
-    out = tmp_path_factory.mktemp("runs") / "nan"
-    nan.run_to_folder(dumps / "dump" / "first_step_nan", None, out)
-    return load_run(out)
 
 
 @pytest.fixture(scope="session")
 def look_alikes_run(dumps: Path, tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     out = tmp_path_factory.mktemp("runs") / "look_alikes"
     nan.run_to_folder(dumps / "dump" / "look_alikes", None, out)
-    return load_run(out)
-
-
-@pytest.fixture(scope="session")
-def rl_run(dumps: Path, tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
-    out = tmp_path_factory.mktemp("runs") / "rl"
-    rl.run_to_folder(dumps / "rl" / "train", dumps / "rl" / "rollout", None, out)
-    return load_run(out)
-
-
-@pytest.fixture(scope="session")
-def compare_run(dumps: Path, tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
-    out = tmp_path_factory.mktemp("runs") / "compare"
-    engines = Path(__file__).parents[1] / "data" / "interop" / "engines"
-    comparing.run_to_folder(engines / "megatron", engines / "megatron_gelu", None, out)
     return load_run(out)
 
 

@@ -28,32 +28,7 @@ from numprobe.agent.router import route
 from numprobe.agent.runs import FinishedRun, load_run
 from numprobe.agent.sentence import LONGEST, read_sentence
 from numprobe.cli.voice import Terminal
-from numprobe.compare import command as comparing
-from numprobe.diagnose.nan_overflow import command as nan
-from numprobe.diagnose.rl_consistency import command as rl
 from numprobe.record.errors import NumprobeError
-
-
-@pytest.fixture(scope="session")
-def nan_run(dumps: Path, tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
-    out = tmp_path_factory.mktemp("hostile") / "nan"
-    nan.run_to_folder(dumps / "dump" / "first_step_nan", None, out)
-    return load_run(out)
-
-
-@pytest.fixture(scope="session")
-def rl_run(dumps: Path, tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
-    out = tmp_path_factory.mktemp("hostile") / "rl"
-    rl.run_to_folder(dumps / "rl" / "train", dumps / "rl" / "rollout", None, out)
-    return load_run(out)
-
-
-@pytest.fixture(scope="session")
-def compare_run(dumps: Path, tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
-    out = tmp_path_factory.mktemp("hostile") / "compare"
-    comparing.run_to_folder(dumps / "runs" / "a", dumps / "runs" / "b", None, out)
-    return load_run(out)
-
 
 # what is repeated up to the longest sentence
 PIECES = [
@@ -304,10 +279,10 @@ def test_no_answer_from_a_result_that_the_run_did_not_write(
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("kind", ["compare", "rl"])
 def test_a_table_that_the_run_did_not_write_is_not_read(
-    rl_run: FinishedRun, compare_run: FinishedRun, tmp_path: Path, kind: str, damage: Callable[[Path], None]
+    rl_run: FinishedRun, agreeing_run: FinishedRun, tmp_path: Path, kind: str, damage: Callable[[Path], None]
 ) -> None:
     run, name, question = (
-        (rl_run, "slots.csv", "show layer 0 fc2") if kind == "rl" else (compare_run, "compare.parquet", "show q_proj")
+        (rl_run, "slots.csv", "show layer 0 fc2") if kind == "rl" else (agreeing_run, "compare.parquet", "show q_proj")
     )
     shutil.copytree(run.folder, tmp_path / "run")
     damage(tmp_path / "run" / name)
