@@ -11,7 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from numprobe.cli.plain import PlainCommand, PlainGroup
+from numprobe.cli.plain import PlainApp
 
 COMMANDS = (
     "a",
@@ -19,6 +19,10 @@ COMMANDS = (
     "a --number 7 --share 0.5",
     "a --number x",
     "a --number 0",
+    "a --number 10",
+    "a --number 010",
+    "a --number 1_0",
+    "a --number 99999999999999999999",
     "a --share 1e3 --kind csv --kind xlsx",
     "a --flag --share nan",
     "a b",
@@ -30,12 +34,12 @@ COMMANDS = (
 
 
 def app(plain: bool, seen: list[dict[str, Any]]) -> typer.Typer:
-    made = typer.Typer(cls=PlainGroup if plain else None, rich_markup_mode=None)
+    made = (PlainApp if plain else typer.Typer)(rich_markup_mode=None)
 
     def command(
         place: str = typer.Argument(...),
         out: Path = typer.Option(None, "--out"),
-        number: int = typer.Option(5, "--number", min=1),
+        number: int = typer.Option(5, "--number", min=1, max=9),
         share: float = typer.Option(2.0, "--share"),
         kind: list[str] = typer.Option([], "--kind"),
         flag: bool = typer.Option(False, "--flag"),
@@ -43,7 +47,7 @@ def app(plain: bool, seen: list[dict[str, Any]]) -> typer.Typer:
         seen.append(locals() | {"seen": None})
 
     made.callback()(lambda: None)
-    made.command("run", cls=PlainCommand if plain else None)(command)
+    made.command("run")(command)
     return made
 
 
@@ -57,12 +61,13 @@ def test_values_and_errors_are_those_of_typer(line: str) -> None:
     assert told[0] == told[1]
 
 
-def test_a_comparison_starts_without_pydantic(tmp_path: Path) -> None:
+@pytest.mark.parametrize("line", ["compare a b -o c --table csv --jobs 2", "nan a -k 3", "rl a b", "inspect a"])
+def test_commands_start_without_pydantic(tmp_path: Path, line: str) -> None:
     code = (
         "import sys\nfrom numprobe.cli.main import run\n"
-        f"sys.argv = ['numprobe', 'compare', {str(tmp_path / 'a')!r}, 'b', '-o', 'c', '--table', 'csv', '--quiet']\n"
+        f"sys.argv = ['numprobe', *{line.split()!r}, '--quiet']\n"
         "try:\n    run()\nfinally:\n    print('pydantic' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
     assert done.stdout.strip() == "False"
     assert "E-FMT-001" in done.stderr

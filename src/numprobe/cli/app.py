@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import typer
 
-from numprobe.cli.plain import PlainGroup
+from numprobe.cli.plain import PlainApp
 
-app = typer.Typer(
+app = PlainApp(
     name="numprobe",
-    cls=PlainGroup,
     help="Finds where the numbers of a model went wrong, and why.",
     no_args_is_help=True,
     add_completion=False,
@@ -16,15 +15,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-synth_app = typer.Typer(help="Simulated dumps with known truth.", no_args_is_help=True, rich_markup_mode=None)
+synth_app = PlainApp(help="Simulated dumps with known truth.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(synth_app, name="synth")
-collect_app = typer.Typer(help="The recorder of PyTorch programs.", no_args_is_help=True, rich_markup_mode=None)
+collect_app = PlainApp(help="The recorder of PyTorch programs.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(collect_app, name="collect")
-skills_app = typer.Typer(
+skills_app = PlainApp(
     help="What the agent can do: list, show, run, new, install.", no_args_is_help=True, rich_markup_mode=None
 )
 app.add_typer(skills_app, name="skills")
-config_app = typer.Typer(help="Language and LLMs: show, set.", no_args_is_help=True, rich_markup_mode=None)
+config_app = PlainApp(help="Language and LLMs: show, set.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(config_app, name="config")
 
 

@@ -1,16 +1,21 @@
-"""Texts, paths and defaults of a command line, taken as they are.
+"""Texts, paths, whole numbers and defaults of a command line, taken without typer's conversion.
 
 typer hands every value to pydantic, whose start takes a tenth of a second: a text stays a text without it, a path is made of
-one, and a default has its type. All else (numbers that are given, whatever another version of typer does) goes typer's way.
+one, digits within the bounds are a number, and a default has its type. All else (whatever another version of typer does) goes
+typer's way.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import typer
 from typer.core import TyperCommand, TyperGroup
+
+_DIGITS = re.compile("0|[1-9][0-9]{0,8}")
 
 
 class _Plain:
@@ -29,6 +34,10 @@ class _Plain:
             return value
         if not many and self.kind is Path and isinstance(value, str):
             return Path(value)
+        if not many and self.kind is int and isinstance(value, str) and _DIGITS.fullmatch(value):
+            low, high = (getattr(param.type_descriptor.parameter_info, name) for name in ("min", "max"))
+            if (low is None or int(value) >= low) and (high is None or int(value) <= high):
+                return int(value)
         param._runtime_param = None
         return param.get_runtime_param().coerce(value, param=param, ctx=ctx)
 
@@ -47,6 +56,16 @@ class PlainGroup(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         plain_types(self.get_params(ctx))
         return super().parse_args(ctx, args)
+
+
+class PlainApp(typer.Typer):
+    """An application of such commands."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(cls=PlainGroup, **settings)
+
+    def command(self, name: str | None = None, *, cls: type[TyperCommand] | None = None, **settings: Any) -> Any:
+        return super().command(name, cls=cls or PlainCommand, **settings)
 
 
 def plain_types(params: Iterable[Any]) -> None:

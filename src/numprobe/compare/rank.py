@@ -29,7 +29,7 @@ from numprobe.compare.problems import of_amount, of_dump, of_levels, of_mode, of
 from numprobe.compare.processing import NO_PROCESSING, Processing
 from numprobe.compare.sharded import merge_notes, parts_of_each_other
 from numprobe.compare.tensors import measure_tensors
-from numprobe.execution.beside import beside, can_fork
+from numprobe.execution.beside import beside, can_fork, processors
 from numprobe.formats.dump import RankDump
 from numprobe.formats.layout import RankFolder
 from numprobe.record.errors import NumprobeError
@@ -130,7 +130,7 @@ def _sides(task: RankTask) -> tuple[Calls, Calls]:
     if task.unit is not None:
         return read_unit(task.unit, task.cache_to, partial(_paired, task), tensors=task.tensors)
     target, golden = (RankDump(folder, task.cache_to) for folder in (task.target, task.golden))
-    if task.beside and min(task.target.size, task.golden.size) >= BESIDE and can_fork():
+    if task.beside and min(task.target.size, task.golden.size) >= BESIDE and processors() > 1 and can_fork():
         with beside(golden.look) as other:
             one = read_calls(target)
             golden.seen(other())

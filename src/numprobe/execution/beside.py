@@ -17,10 +17,23 @@ NOT_AFTER = ("polars", "torch")  # once these have threads, a forked process may
 
 
 def can_fork() -> bool:
-    """May this process be copied as it stands, and is there a second processor for the copy?"""
+    """May this process be copied as it stands?"""
     if not hasattr(os, "fork") or sys.platform == "darwin" or threading.active_count() > 1:
         return False
-    return len(os.sched_getaffinity(0)) > 1 and not any(name in sys.modules for name in NOT_AFTER)
+    return not any(name in sys.modules for name in NOT_AFTER)
+
+
+def processors() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def no_fork_warning() -> Iterator[None]:
+    """Python warns of every thread; those of numpy's libraries do nothing meanwhile."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
 
 
 @contextmanager
@@ -30,10 +43,7 @@ def beside(task: Callable[[], Result]) -> Iterator[Callable[[], Result]]:
     Where the other process fails, whatever the reason, ``task`` is done here, so that errors are raised where they are handled.
     """
     source, sink = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", DeprecationWarning
-        )  # the threads of numpy's libraries, which do nothing meanwhile
+    with no_fork_warning():
         child = os.fork()
     if not child:
         _work(task, source, sink)
