@@ -83,6 +83,8 @@ def _traced(book: Ledger, pair: int, row: int) -> int:
     if maker >= 0 and book.state[maker] == TAINTED:
         book.hand_on(row, book.cause[maker])
         return book.cause[maker]
+    if book.weak[row] and book.findings:  # equal or not, that digest would be the same
+        return len(book.findings) - 1
     if book.has_other_shape(row):
         return shape_differs(book, pair, row, maker)
     if book.reason[row]:

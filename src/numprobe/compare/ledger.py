@@ -13,7 +13,7 @@ from numprobe.align.calls import Calls
 from numprobe.align.leaves import LeafPairs
 from numprobe.align.records import RecordPairs
 from numprobe.compare.expected import ERROR, FOREIGN, WARNING, Expectation, Listed, single
-from numprobe.compare.measure import DIGEST, FLOAT, INTEGER, NOTHING, REASON, Measures
+from numprobe.compare.measure import DIGEST, FLOAT, INTEGER, NOTHING, REASON, Measures, weak_digests
 from numprobe.formats.msprobe.values import GIVEN, ValueTable
 from numprobe.record.names import BACKWARD, FORWARD, OpName
 from numprobe.record.trace import PARAMETER
@@ -62,6 +62,7 @@ class Ledger:
     differs = Listed[bool](lambda self: self.measures.differs)
     nonfinite = Listed[bool](lambda self: self.measures.nonfinite)
     from_tensors = Listed[bool](lambda self: self.measures.from_tensors)
+    weak = Listed[bool](lambda self: self.measures.weak)
     signature = Listed[int](lambda self: self.signatures[0])
     golden_signature = Listed[int](lambda self: self.signatures[1])
     role = Listed[str](lambda self: _by_number([role for role, _ in self.slots], self.slot))
@@ -293,6 +294,7 @@ def _signatures(values: ValueTable, rows: NDArray[np.int64]) -> NDArray[np.int64
         found[np.fromiter(values.digests, np.int64, len(values.digests))] = [
             numbers.setdefault(digest, shift + len(numbers)) for digest in values.digests.values()
         ]
+        found[weak_digests(values)] = UNSIGNED
     return np.where(rows >= 0, found[rows], UNSIGNED)
 
 

@@ -62,7 +62,7 @@ class Measures:
     * ``differs``: rows of exact kinds that are not equal; ``nonfinite``: those whose non-finite kinds differ.
     * ``rounding``: the rms rounding error of both dtypes together, ``bound`` the largest; ``stat`` that of Mean and Norm.
     * ``squeezed``: shapes that differ by dimensions of 1; ``other_dtype``: dtypes of different kinds (integers of another
-      width, integers for floats).
+      width, integers for floats); ``weak``: equal digests that do not say that the tensors are (:func:`weak_digests`).
     * ``details``: what else tensors say, by row; ``problems``: why a tensor could not be read.
     """
 
@@ -84,6 +84,7 @@ class Measures:
     is_float: Flags
     squeezed: Flags
     other_dtype: Flags
+    weak: Flags
     details: dict[int, Distance] = field(default_factory=dict)
     problems: dict[int, str] = field(default_factory=dict)
 
@@ -113,6 +114,7 @@ def measure(pairs: LeafPairs, target: ValueTable, golden: ValueTable, *, digests
         is_float=np.zeros(n, bool),
         squeezed=np.zeros(n, bool),
         other_dtype=np.zeros(n, bool),
+        weak=np.zeros(n, bool),
     )
     both = np.flatnonzero(pairs.both)
     if not len(both):
@@ -296,8 +298,21 @@ def _digests(m: Measures, rows: NDArray[np.int64], pairs: LeafPairs, target: Val
     told &= ~(same & (m.nonfinite[rows] | figures_differ))
     m.by[rows[told]], m.reason[rows[told]] = DIGEST, 0
     m.differs[rows[told]] = ~same[told]
+    m.weak[rows] = told & same & weak_digests(target)[t]
     for column in (m.error, m.d_norm, m.d_mean, m.d_extreme, m.local):
         column[rows[told & same]] = 0.0
+
+
+def weak_digests(values: ValueTable) -> Flags:
+    """By row: is the digest one that many other tensors have too? An XOR is 0 wherever every element is there twice, and one of a
+    few values where elements are small integers or booleans."""
+    xors = [row for row, text in values.digests.items() if text[:2] in ("0x", "0X")]
+    weak = np.zeros(len(values), bool)
+    if xors:
+        few = np.array([_format(short) is None for _, _, short in values.kinds], bool)[values.kind[xors]]
+        zero = np.array([not values.digests[row][2:].strip("0 ") for row in xors], bool)
+        weak[xors] = (few | zero) & (values.numel[xors] != 1)
+    return weak
 
 
 def leave_out(m: Measures, rows: NDArray[np.int64], reason: str) -> None:
