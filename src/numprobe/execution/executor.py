@@ -54,16 +54,19 @@ def process_pool(jobs: int) -> Executor:
         if method == "forkserver":
             context.set_forkserver_preload([task.__module__])
         others = set(multiprocessing.active_children())
+        few = max(1, min(8, len(items) // (32 * jobs)))  # handing over an item costs as much as a small rank
         pool = ProcessPoolExecutor(min(jobs, len(items)) or 1, mp_context=context, initializer=_begin_worker)
         try:
             try:
                 with _main_unseen(), _undisturbed(), no_fork_warning():  # workers start when the pool is given work
-                    futures = {pool.submit(task, item): i for i, item in enumerate(items)}
+                    futures = {pool.submit(_each, task, items[i : i + few]): i for i in range(0, len(items), few)}
             except (EOFError, ConnectionError):  # the server that they come from has ended
                 raise _ended("not started") from None
             workers = [p for p in multiprocessing.active_children() if p not in others]
             for future in as_completed(futures):
-                yield futures.pop(future), future.result()  # popped: results are not kept until the last one
+                yield from enumerate(
+                    future.result(), futures.pop(future)
+                )  # popped: results are not kept until the last one
         except BrokenProcessPool:
             pool.shutdown(wait=True, cancel_futures=True)
             raise _worker_died(workers) from None
@@ -71,6 +74,10 @@ def process_pool(jobs: int) -> Executor:
             pool.shutdown(wait=True, cancel_futures=True)
 
     return run
+
+
+def _each(task: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    return [task(item) for item in items]
 
 
 def choose(jobs: int | None, items: int, size: int) -> Executor:
