@@ -265,6 +265,7 @@ def test_a_model_finds_out_what_the_rules_do_not(dumps: Path, tmp_path: Path, se
         ran = numprobe(tmp_path, "ask", f"hmm, something is odd, do your thing, there is a spike ({path})", "--json")
     assert ran.code == 1
     assert ran.json["skill"] == "nan_overflow"
+    assert ran.json["result"]["source_ranks"] == [6]
     assert "npu_grouped_matmul" in ran.json["answer"]
     assert ran.json["words"] == "Rank 6 made it."
 

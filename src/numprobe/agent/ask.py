@@ -22,6 +22,7 @@ from numprobe.report.run_folder import OUT, default_folder
 
 if TYPE_CHECKING:
     from numprobe.agent.llm.brain import Brain, Listening, Reply
+    from numprobe.agent.runs import FinishedRun
 
 NOT_ANSWERED = 2  # exit code: something is missing
 _ONLY = ("only", "just", "只", "仅")
@@ -96,6 +97,11 @@ def ask(
     return _ran(sentence, chosen, audience, lang, out or new_folder(chosen.intent, folder))
 
 
+def ended(run: FinishedRun, answer: Answer) -> Asked:
+    """What is said of a run that has just ended."""
+    return Asked(run.skill, answer, run.told, exit_code=run.result.exit_code, run=run.folder)
+
+
 def worded(asked: Asked, text: str, brain: Brain, on: Listening | None, paths: Sequence[str] = ()) -> Asked:
     """The answer with what a model says to it: an answer that rules gave in its words, else what its tools find.
 
@@ -116,15 +122,7 @@ def worded(asked: Asked, text: str, brain: Brain, on: Listening | None, paths: S
         return replace(asked, warning=error)
     if said.runs and asked.run is None:  # the model found out what was meant: the conclusion is that of the run
         run = load_run(brain.toolbox.runs[said.runs[-1]])
-        result = {"verdict": run.result.verdict, "out": run.folder.as_posix()}
-        return Asked(
-            run.skill,
-            conclusion(run, brain.toolbox.lang),
-            result,
-            exit_code=run.result.exit_code,
-            run=run.folder,
-            said=said,
-        )
+        asked = ended(run, conclusion(run, brain.toolbox.lang))
     return replace(asked, said=said)
 
 
@@ -194,14 +192,12 @@ def _ran(sentence: Sentence, chosen: Route, audience: Audience, lang: str, out: 
     done = run_skill(skill, chosen.inputs, _options(skill, sentence), audience, lang, out)
     run = load_run(done.folder)
     if chosen.intent == "map":
-        return Asked(
-            "map", reply(run, read_question("mapping", lang)), done.result, exit_code=done.exit_code, run=done.folder
-        )
+        return replace(ended(run, reply(run, read_question("mapping", lang))), skill="map")
     answer = conclusion(run, lang)
     if sentence.ranks and chosen.intent == "nan_overflow" and not _only(sentence):
         asked = read_question(f"rank {sentence.ranks}", lang)  # the ranks that the sentence speaks of
         answer.blocks += reply(run, asked).blocks
-    return Asked(skill.id, answer, done.result, exit_code=done.exit_code, run=done.folder)
+    return ended(run, answer)
 
 
 def skill_of(intent: str) -> Skill:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -22,6 +23,11 @@ _TYPES: dict[str, type[Result]] = {
     "nan_overflow": NanResult,
     "rl_consistency": RlResult,
     "compare": CompareResult,
+}
+_SCREENS = {  # loaded where a run has just ended
+    "nan_overflow": "numprobe.diagnose.nan_overflow.page.screen",
+    "rl_consistency": "numprobe.diagnose.rl_consistency.page.screen",
+    "compare": "numprobe.compare.page.screen",
 }
 _LARGEST = 1 << 30  # bytes of a result.json
 
@@ -48,6 +54,13 @@ class FinishedRun:
     @cached_property
     def inputs(self) -> dict[str, str]:
         return {name: path for name, path in self.manifest.inputs.items() if isinstance(path, str)}
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """The object that ``--json`` prints."""
+        screen = import_module(_SCREENS[self.skill])
+        found: dict[str, Any] = msgspec.json.decode(screen.render_json_line(self.result, self.folder.as_posix()))
+        return found
 
     def artifact(self, name: str) -> Path | None:
         """A file of the run as the run wrote it; None where it is gone, was changed, or is none of the run's."""

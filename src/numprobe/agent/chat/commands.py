@@ -162,7 +162,7 @@ class Shell:
             raise NumprobeError(
                 "E-AGT-010", "/exclude takes the name of a record", do="/exclude NPU.npu_grouped_matmul.3"
             )
-        return self.conversation.correct(exclude=tuple(arguments))
+        return self.conversation.correct(self.lang, exclude=tuple(arguments))
 
     def _mapping(self, arguments: list[str]) -> Asked:
         if len(arguments) != 1:
@@ -171,7 +171,7 @@ class Shell:
                 "/mapping takes a file",
                 do="numprobe map TRAIN ROLLOUT -o FILE makes one; correct it, then /mapping FILE",
             )
-        return self.conversation.correct(mapping=arguments[0])
+        return self.conversation.correct(self.lang, mapping=arguments[0])
 
     def _lang(self, arguments: list[str]) -> Answer:
         chosen = arguments[0] if arguments else ""

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from numprobe.agent.ask import Asked, Audience, ask, inspected, new_folder, run_skill, skill_of
-from numprobe.agent.follow.answering import follow, kept_corrections, store_corrections
-from numprobe.agent.follow.reply import conclusion
+from numprobe.agent.ask import Asked, Audience, ask, inspected, new_folder
+from numprobe.agent.follow.answering import follow, rerun
 from numprobe.agent.router import route
 from numprobe.agent.runs import load_run
 from numprobe.agent.sentence import read_sentence
@@ -52,8 +51,8 @@ class Conversation:
         """The language of the answer to a text."""
         return self.lang or read_sentence(text).lang
 
-    def correct(self, *, exclude: tuple[str, ...] = (), mapping: str = "") -> Asked:
-        """The last run again with a correction, which is kept beside it.
+    def correct(self, lang: str, *, exclude: tuple[str, ...] = (), mapping: str = "") -> Asked:
+        """The last run again with a correction, which is kept beside it; ``lang`` is that of the answer.
 
         Raises:
             NumprobeError: E-AGT-009 there is no run, or one that takes no such correction; what the skill raises.
@@ -61,27 +60,9 @@ class Conversation:
         if self.run is None:
             raise NumprobeError("E-AGT-009", "there is no run to correct", do="ask a question with a path first")
         run = load_run(self.run)
-        lang = self.lang or "en"
-        options: dict[str, object] = {}
-        if mapping and run.skill == "rl_consistency":
-            options["mapping"] = mapping
-        elif exclude and run.skill == "nan_overflow":
-            options["exclude"] = [*kept_corrections(run.folder), *exclude]
-        else:
-            raise NumprobeError(
-                "E-AGT-009",
-                "a run of {skill} takes no such correction",
-                do="/exclude is for nan_overflow, /mapping for rl_consistency",
-                skill=run.skill,
-            )
-        store_corrections(run.folder, options)
-        done = run_skill(
-            skill_of(run.skill), run.inputs, options, self.audience, lang, new_folder(run.skill, self.folder)
-        )
-        asked = Asked(
-            run.skill, conclusion(load_run(done.folder), lang), done.result, exit_code=done.exit_code, run=done.folder
-        )
-        self.take_up(done.folder)
+        out = new_folder(run.skill, self.folder)
+        asked = rerun(run, self.audience, lang, out, exclude=exclude, mapping=mapping)
+        self.take_up(out)
         return asked
 
     def _follow(self, text: str) -> Asked | None:

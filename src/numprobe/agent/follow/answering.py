@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import fields
 
 from numprobe.agent.answer import Answer
-from numprobe.agent.ask import NOT_ANSWERED, Asked, Audience, new_folder, run_skill, skill_of
+from numprobe.agent.ask import NOT_ANSWERED, Asked, Audience, ended, new_folder, run_skill, skill_of
 from numprobe.agent.follow import names
 from numprobe.agent.follow.question import Question, read_question
 from numprobe.agent.follow.reply import conclusion, reply
 from numprobe.agent.messages import CATALOGUE
 from numprobe.agent.runs import FinishedRun, load_run
 from numprobe.diagnose.nan_overflow.result import NanResult
+from numprobe.diagnose.rl_consistency.result import RlResult
 from numprobe.record.errors import NumprobeError
 from numprobe.record.names import parse_name
 from numprobe.report.run_folder import OUT, writing
@@ -55,20 +57,60 @@ def _again(run: FinishedRun, q: Question, audience: Audience, out: Path) -> Aske
         key = "rerun.no_name" if isinstance(run.result, NanResult) else "rerun.not_here"
         answer.say(CATALOGUE.pieces(q.lang, key, {}))
         return Asked(run.skill, answer, exit_code=NOT_ANSWERED, run=run.folder)
-    before = [str(name) for name in run.manifest.options.get("exclude") or []]
-    new = [_prefix(word, run.result) for word in q.names]
-    excluded = list(dict.fromkeys([*before, *kept_corrections(run.folder), *new]))
-    store_corrections(run.folder, {"exclude": excluded})
-    options: dict[str, Any] = {"exclude": excluded, "top": run.manifest.options.get("top") or 1}
-    for name in ("step", "rank"):
-        if chosen := run.manifest.options.get(name):
-            options[name] = ",".join(map(str, chosen))
-    done = run_skill(skill_of(run.skill), run.inputs, options, audience, q.lang, out)
-    answer = conclusion(load_run(done.folder), q.lang)
-    told = Answer()
-    told.say(CATALOGUE.pieces(q.lang, "rerun.nan", {"names": new, "file": (run.folder / CORRECTIONS).as_posix()}))
-    answer.blocks = [*told.blocks, *answer.blocks]
-    return Asked(run.skill, answer, done.result, exit_code=done.exit_code, run=done.folder)
+    return rerun(run, audience, q.lang, out, exclude=q.names)
+
+
+def rerun(
+    run: FinishedRun, audience: Audience, lang: str, out: Path, *, exclude: Sequence[str] = (), mapping: str = ""
+) -> Asked:
+    """The run again, with its own options and a correction: records to leave out, or a mapping of modules. It is kept beside
+    the run.
+
+    Raises:
+        NumprobeError: E-AGT-009 the run's skill takes no such correction; what the skill raises.
+    """
+    options = _options(run)
+    told: dict[str, object]
+    if exclude and isinstance(run.result, NanResult):
+        new = [_prefix(word, run.result) for word in exclude]
+        correction: dict[str, object] = {"exclude": list(dict.fromkeys([*_excluded(run), *new]))}
+        told = {"names": new}
+    elif mapping and isinstance(run.result, RlResult):
+        correction = {"mapping": str(Path(mapping).expanduser().resolve())}
+        told = {"mapping": mapping}
+    else:
+        raise NumprobeError(
+            "E-AGT-009",
+            "a run of {skill} takes no such correction",
+            do="/exclude is for nan_overflow, /mapping for rl_consistency",
+            skill=run.skill,
+        )
+    done = run_skill(skill_of(run.skill), run.inputs, {**options, **correction}, audience, lang, out)
+    store_corrections(run.folder, correction)
+    new_run = load_run(done.folder)
+    answer = conclusion(new_run, lang)
+    first = Answer()
+    file = (run.folder / CORRECTIONS).as_posix()
+    first.say(CATALOGUE.pieces(lang, f"rerun.{run.skill}", {**told, "file": file}))
+    answer.blocks = [*first.blocks, *answer.blocks]
+    return ended(new_run, answer)
+
+
+def _options(run: FinishedRun) -> dict[str, Any]:
+    """The options of a run, as its skill takes them."""
+    known = run.manifest.options
+    chosen = {field.name: known[field.name] for field in fields(skill_of(run.skill).options) if known.get(field.name)}
+    for name in ("step", "rank"):  # numbers in a manifest, text on a command line
+        if name in chosen:
+            chosen[name] = ",".join(map(str, chosen[name]))
+    return chosen
+
+
+def _excluded(run: FinishedRun) -> list[str]:
+    """The records that the run left out, and those that earlier questions on it have excluded."""
+    kept = _corrections(run.folder).get("exclude")
+    before = [*(run.manifest.options.get("exclude") or []), *(kept if isinstance(kept, list) else [])]
+    return [str(name) for name in before]
 
 
 def _prefix(word: str, result: NanResult) -> str:
@@ -85,12 +127,6 @@ def _prefix(word: str, result: NanResult) -> str:
                 return f"{op.prefix}.{op.api}" if "." not in word else word
             return name
     return word
-
-
-def kept_corrections(folder: Path) -> list[str]:
-    """The records that earlier questions on a run have excluded."""
-    found = _corrections(folder).get("exclude", [])
-    return [str(name) for name in found] if isinstance(found, list) else []
 
 
 def store_corrections(folder: Path, new: Mapping[str, object]) -> None:

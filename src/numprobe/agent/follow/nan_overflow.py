@@ -33,6 +33,8 @@ class NanTeller(Figures):
         for item in result.evidence[:MOST_EVIDENCE]:
             self.word(item.message, *self._cited(item.id, item.citations), bullet=True)
         self._excluded_in_short(bullet=True)
+        for note in result.notes:
+            self.word(note, bullet=True)
         for check in result.next_checks[:MOST_CHECKS]:
             self.word(check, bullet=True, before="answer.check")
         for limit in result.limits[:MOST_CHECKS]:

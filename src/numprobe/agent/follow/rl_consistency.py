@@ -71,6 +71,8 @@ class RlTeller(Teller):
             values = {"value": f"{first.confidence:.2f}", "clazz": first.clazz, "kind": first.kind or None}
             parts.append(AGENT.pieces(self.lang, "rl.confidence", values))
         self.answer.say(sentence(parts, self.text("list.sentence")), *(self._cited_suspect(first) if first else ()))
+        for note in view.notes(result):
+            self.word(note, bullet=True)
         if first is not None:
             self._tell_finding(first)
         others = result.findings[1:]
