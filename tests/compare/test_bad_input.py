@@ -567,9 +567,10 @@ def test_an_error_of_the_input_leaves_no_folder_behind(tmp_path: Path) -> None:
     (sides[0] / "rank3").mkdir()
     shutil.copy(sides[0] / "rank0" / "dump.json", sides[0] / "rank3")
     out = tmp_path / "out"
-    with pytest.raises(NumprobeError, match="E-CMP-001"):
-        run_to_folder(*sides, CompareOptions(use_cache=False), out)
-    assert not out.exists()
+    for place in (out, out / "deeper" / "run"):
+        with pytest.raises(NumprobeError, match="E-CMP-001"):
+            run_to_folder(*sides, CompareOptions(use_cache=False), place)
+        assert not out.exists()
     out.mkdir()
     (out / "mine").mkdir()
     (out / "mine" / "kept").write_text("")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +27,7 @@ from numprobe.record.errors import NumprobeError
 from numprobe.report.errors import error_object, render_error
 from numprobe.report.language import is_utf8
 from numprobe.report.progress import json_line, progress_display
-from numprobe.report.run_folder import RunFolder, open_run, writing
+from numprobe.report.run_folder import OUT, RunFolder, open_run, writing
 from numprobe.report.running import Told, marked, print_conclusion, refuse_inside
 from numprobe.report.terminal import Style
 
@@ -76,8 +76,9 @@ def run_to_folder(
         refuse_inside(dump, out)
     told = Told(listener)
     inputs: dict[str, object] = {"target": str(Path(target).resolve()), "golden": str(Path(golden).resolve())}
+    there = next(folder for folder in (out or OUT / "run").absolute().parents if folder.exists())
     run = open_run("compare", out, inputs, _manifest_options(options, output, lang))
-    with discarded_if_empty(run), marked(run, told), without_collector():
+    with discarded_if_empty(run, there), marked(run, told), without_collector():
         parts = run.path / "parts"
         with writing(run.path):
             parts.mkdir(exist_ok=True)
@@ -96,12 +97,17 @@ def run_to_folder(
 
 
 @contextmanager
-def discarded_if_empty(run: RunFolder) -> Iterator[None]:
-    """Inside, an error of the input that comes before anything is written leaves no folder behind."""
+def discarded_if_empty(run: RunFolder, there: Path) -> Iterator[None]:
+    """Inside, an error of the input that comes before anything is written leaves no folder behind, below the one that was
+    ``there`` before the run."""
     try:
         yield
     except NumprobeError:
         run.discard()
+        with suppress(OSError):  # others write there too
+            for folder in run.path.absolute().parents:
+                if folder.is_relative_to(there) and folder != there:
+                    folder.rmdir()
         raise
 
 
