@@ -283,6 +283,18 @@ def evidence_for(view: View, origin: Origin, made: Candidate, finding: Finding, 
             else Params("evidence.first_dirty", values)
         )
         claims.append((first, [_at(here, slot)], True))
+    elif origin.kind == "outside":
+        slot = dirty.path if dirty else "output"
+        seen: Values = {"op": made.op_name, "slot": slot, "kinds": made.kinds, "ranks": made.ranks}
+        entered, call = here, origin.through
+        if call is not None:
+            seen["receive"] = call.name
+            entered = view.cite(digest, call.index, call.name)
+        key = "evidence.outside_behind" if call else "evidence.outside"
+        claims.append((Params(key, seen), [_at(here, slot)], True))
+        if origin.suspects:
+            suspects: Values = {"ranks": origin.suspects, "op": entered.op_name}
+            claims.append((Params("evidence.suspects", suspects), [entered], True))
     for message in finding.messages:
         claims.append((message, [here], True))
     if origin.kind == "introduced":
@@ -294,8 +306,6 @@ def evidence_for(view: View, origin: Origin, made: Candidate, finding: Finding, 
         ranks = sorted(view.verdicts.hidden)
         name = view.verdicts.hidden[ranks[0]].name
         claims.append((Params("evidence.hidden_communication", {"ranks": ranks, "op": name}), [], True))
-    if origin.kind == "outside" and origin.suspects:
-        claims.append((Params("evidence.suspects", {"ranks": origin.suspects, "op": made.op_name}), [here], True))
     for other in view.verdicts.sources[1:minimal]:
         claims.append(
             (
@@ -364,7 +374,8 @@ def _spread_claims(view: View, origin: Origin, made: Candidate) -> list[tuple[Pa
         if verified and verified == len(earlier):
             values["verified"] = verified
         cite = view.cite(origin.digest, call.index, call.name)
-        claims.append((Params("evidence.only_home_grown", values), [cite], True))
+        if origin.kind != "outside":  # that one did receive it, from whom nobody has read
+            claims.append((Params("evidence.only_home_grown", values), [cite], True))
         claims.append(
             (
                 Params("evidence.first_passed_on", {"ranks": made.ranks, "op": call.name, "instance": instance.id}),

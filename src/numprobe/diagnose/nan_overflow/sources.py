@@ -55,6 +55,14 @@ class Origin:
     def weak(self) -> bool:
         return self.kind in WEAK
 
+    @property
+    def through(self) -> CommCall | None:
+        """Of dirt from outside of what was read: the receive that brought it, where another record is the first to show it."""
+        if self.kind != "outside" or self.instance is None or self.digest.rank is None:
+            return None
+        call = self.instance.calls.get(self.digest.rank)
+        return call if call is not None and call.index != self.event.index else None
+
 
 @dataclass
 class Verdicts:
@@ -78,17 +86,19 @@ def find_sources(
     found: list[tuple[RankDigest, Event]] = []
     recorded = any(d.calls for d in digests)
     for digest in digests:
-        first = received.get(digest.rank) if digest.rank is not None else None
+        got = received.get(digest.rank) if digest.rank is not None else None
         for event in digest.events:
             if is_excluded(event.name, exclude):
                 skipped[event.name] += 1
-            elif event.kind not in EXPLAINABLE or first is None or first.call.index > event.index:
+            elif event.kind not in EXPLAINABLE or got is None or got.call.index > event.index:
                 found.append((digest, event))
     found, outside_view = _from_unread(found, joined)
     found, hidden = without_hidden(found, place_of, recorded)
     origins = _collapse(found, joined)
     if not origins:
-        origins = _from_communication(digests, received, order, strong=False) or outside_view
+        behind = {o.digest.rank for o in outside_view}  # what these got from a rank that nobody has read came earlier
+        first = {rank: got for rank, got in received.items() if rank not in behind}
+        origins = [*_from_communication(digests, first, order, strong=False), *outside_view]
     for origin in origins:
         origin.reach = order.reach(starts_of(origin))
     minimal = [o for o in origins if not any(_before(p, o) for p in origins if p is not o)]

@@ -151,6 +151,8 @@ def _headline(first: Candidate, origin: Origin, view: View, verdict: str) -> Par
         members = len(origin.instance.calls) if origin.instance else 0
         return Params("headline.communication", {**values, "members": members})
     if first.kind == "outside":
+        if origin.through is not None:
+            return Params("headline.outside_behind", {**values, "receive": origin.through.name})
         return Params("headline.outside", values)
     if first.kind == "uninitialised":
         return Params("headline.uninitialised", {**values, "allocation": origin.event.after_name})
