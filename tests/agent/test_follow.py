@@ -15,6 +15,8 @@ from numprobe.agent.follow.question import read_question
 from numprobe.agent.follow.reply import conclusion, reply
 from numprobe.agent.runs import FinishedRun, load_run
 from numprobe.diagnose.nan_overflow import command as nan
+from numprobe.diagnose.nan_overflow.result import NanResult
+from numprobe.diagnose.nan_overflow.skill import NanOptions
 from numprobe.record.errors import NumprobeError
 
 
@@ -179,6 +181,38 @@ def test_a_rank_that_was_not_read_is_never_answered_from_another(nan_run: Finish
         assert not answer.known
         assert not cells(answer)
         assert "600" in answer.to_text()
+
+
+CHOICES = [*([rank] for rank in range(16)), [0, 1, 2], [4, 5, 7], [8, 9, 10, 11], [3, 11]]
+
+
+@pytest.mark.parametrize("ranks", CHOICES, ids=str)
+def test_of_some_ranks_alone_the_first_evidence_is_of_the_record_named(
+    ranks: list[int], dumps: Path, tmp_path: Path
+) -> None:
+    nan.run_to_folder(dumps / "dump" / "first_step_nan", NanOptions(ranks=frozenset(ranks)), tmp_path / "run")
+    run = load_run(tmp_path / "run")
+    assert isinstance(run.result, NanResult)
+    named = (run.result.sources or run.result.alternatives)[0]
+    claim, place = run.result.evidence[0], run.result.evidence[0].citations[0]
+    assert (place.op_name, place.rank, place.op_index) == (named.op_name, named.rank, named.op_index)
+    assert claim.message.values["op"] == named.op_name
+    answer = conclusion(run, "en")
+    assert isinstance(answer.blocks[0], Text)
+    assert named.op_name in answer.to_text().splitlines()[0]
+    assert answer.blocks[0].cites == ("E1",)
+    cited = next(cite for cite in answer.cites if cite.mark == "E1")
+    assert f"rank{named.rank}/dump.json #{named.op_index} {named.op_name} " in cited.where
+    row = next(row for row in run.result.ranks if row.rank == named.rank)
+    assert (row.first_dirty, row.first_dirty_index) == (named.op_name, named.op_index)
+    if not run.result.sources:  # it came from what was not read: no rank is called clean of what it got, or the source
+        assert "without having received" not in answer.to_text()
+        assert "The source is" not in asked(run, f"why not rank {named.rank}").to_text()
+    other = next(rank for rank in range(16) if rank not in ranks)
+    for text in (f"is rank {other} a source", f"why not rank {other}", f"show {named.op_name} on rank {other}"):
+        left_out = asked(run, text)
+        assert not left_out.known
+        assert f"Rank {other} was left out" in left_out.to_text()
 
 
 TIRED = [  # run, what a tired engineer asks, what has to be in the answer

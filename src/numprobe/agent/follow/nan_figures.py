@@ -116,7 +116,7 @@ class Figures(Teller):
         for rank in ranks:
             row = self._row(rank)
             if row is None:
-                self.say("nan.rank.none", ranks=[rank])
+                self._tell_absent([rank])
             elif row.status in ("missing", "unreadable"):
                 mark = self.answer.cite(f"5_ranks.csv {row.rank_key}")
                 self.say("nan.rank.not_read", mark, rank=rank, status=CATALOGUE.say(self.lang, f"status.{row.status}"))
@@ -124,6 +124,17 @@ class Figures(Teller):
                 read = True
         self.answer.known = read
         return read
+
+    def _tell_absent(self, ranks: Sequence[int]) -> None:
+        """Ranks that this run has no row of: they were left out by a choice, or there are none of these numbers."""
+        chosen = next((limit.values["ranks"] for limit in self.result.limits if limit.key == "limit.left_out"), [])
+        left_out = set(chosen) if isinstance(chosen, list) else set()
+        for key, told in (
+            ("nan.rank.left_out", [r for r in ranks if r in left_out]),
+            ("nan.rank.none", [r for r in ranks if r not in left_out]),
+        ):
+            if told:
+                self.say(key, ranks=told)
 
     def _record_tables(self, rows: list[list[str]]) -> list[Block]:
         """One table for each record; one for all where it is the same record of several ranks."""

@@ -113,7 +113,7 @@ class NanTeller(Figures):
             self.say("nan.rank.more", self.answer.cite("5_ranks.csv"), count=len(there) - MOST_TOLD)
         if absent := [rank for rank in q.ranks if rank not in rows]:
             self.answer.known = False
-            self.say("nan.rank.none", ranks=absent)
+            self._tell_absent(absent)
         return self.answer
 
     def _tell_rank(self, row: RankRow, *, asked: bool = False) -> None:
@@ -150,11 +150,16 @@ class NanTeller(Figures):
         row = self._row(rank)
         if row is None:
             self.answer.known = False
-            self.say("nan.rank.none", ranks=[rank])
+            self._tell_absent([rank])
             return self.answer
         self._tell_rank(row)
-        if self.first is not None and view.shown_role(row) not in ("source", "missing"):
-            self.say("nan.why.source", *self._evidence_marks(1), ranks=self.first.ranks, op=self.first.op_name)
+        if view.shown_role(row) in ("source", "missing"):
+            return self.answer
+        if self.result.first is not None:
+            first = self.result.first
+            self.say("nan.why.source", *self._evidence_marks(1), ranks=first.ranks, op=first.op_name)
+        elif self.first is not None and self.result.headline is not None:
+            self.word(self.result.headline, *self._evidence_marks(1))
         return self.answer
 
     def why(self) -> Answer:

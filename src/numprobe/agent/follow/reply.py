@@ -24,7 +24,8 @@ def reply(run: FinishedRun, question: Question) -> Answer:
 def example(run: FinishedRun, lang: str) -> str:
     """A question that this run can answer."""
     if isinstance(run.result, NanResult):
-        others = [row.rank for row in run.result.ranks if row.role in ("victim", "relay") and row.rank is not None]
+        dirty = [row.rank for row in run.result.ranks if row.role in ("victim", "relay") and row.rank is not None]
+        others = dirty if run.result.first is not None else []  # without a source no rank is one, or all may be
         return say(lang, "ask.example.nan_overflow", rank=others[0]) if others else say(lang, "ask.example.sure")
     return say(lang, f"ask.example.{run.skill}")
 
