@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from numprobe.diagnose.nan_overflow import command as nan
 from numprobe.diagnose.nan_overflow.result import NanResult
 from numprobe.diagnose.nan_overflow.skill import NanOptions
 from numprobe.record.errors import NumprobeError
+from numprobe.report.run_folder import digest
 
 
 @pytest.fixture(scope="session")
@@ -274,6 +276,41 @@ def test_every_question_on_an_rl_run(rl_run: FinishedRun, pair: tuple[str, str])
     assert [c.where for c in english.cites] == [c.where for c in chinese.cites]
     figures = [[cell for cell in row if re.fullmatch(r"[-\d.,e]+( %)?", cell)] for row in cells(english)]
     assert figures == [[cell for cell in row if re.fullmatch(r"[-\d.,e]+( %)?", cell)] for row in cells(chinese)]
+
+
+@pytest.mark.parametrize("text", ["why not lm_head", "为什么不是 lm_head"])
+def test_what_was_not_compared_is_never_said_to_agree(rl_run: FinishedRun, text: str) -> None:
+    with (rl_run.folder / "slots.csv").open(encoding="utf-8", newline="") as file:
+        verdicts = {row["slot"]: row["verdict"] for row in csv.DictReader(file) if row["place"] == "head"}
+    assert {slot for slot, verdict in verdicts.items() if verdict == "pass"} == {"parameters.weight"}
+    assert "output.0" in verdicts
+    answer = asked(rl_run, text)
+    assert "only parameters.weight was compared" in answer.to_text() or "只比对了 parameters.weight" in answer.to_text()
+    assert "output.0" in answer.to_text()
+    assert "pass, parameters only" in asked(rl_run, "show lm_head").to_text()
+    whole = asked(rl_run, "why not layers.0.mlp.linear_fc1").to_text()
+    assert "agrees" in whole
+    assert "was compared" not in whole
+
+
+@pytest.mark.parametrize("verdict", ["incomparable", "unmatched_target"])
+def test_a_record_that_was_not_compared_is_no_consequence(
+    compare_run: FinishedRun, tmp_path: Path, verdict: str
+) -> None:
+    import polars as pl
+
+    shutil.copytree(compare_run.folder, tmp_path / "run")
+    table = pl.read_parquet(tmp_path / "run" / "compare.parquet")
+    name = table.filter(pl.col("verdict") == "pass")["target_op"][-1]
+    changed = pl.when(pl.col("target_op") == name).then(pl.lit(verdict)).otherwise(pl.col("verdict").cast(pl.String))
+    table.with_columns(changed.alias("verdict")).write_parquet(tmp_path / "run" / "compare.parquet")
+    manifest = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))
+    for artifact in manifest["artifacts"]:
+        artifact["blake2b"] = digest(tmp_path / "run" / artifact["name"])
+    (tmp_path / "run" / "run.json").write_text(json.dumps(manifest), encoding="utf-8")
+    said = asked(load_run(tmp_path / "run"), f"why does {name} differ").to_text()
+    assert "nothing can be said" in said
+    assert "because what it was given" not in said
 
 
 def test_either_side_may_be_named(rl_run: FinishedRun) -> None:

@@ -170,6 +170,9 @@ class CompareTeller(Teller):
             self.word(view.sentence(f), *self._cited(f))
         elif verdict in ("pass", "warning"):
             self.say("compare.why.agrees", self.answer.cite(f"{TABLE} {name}"), op=name)
+        elif verdict != "error":  # incomparable, or of one side only
+            mark = self.answer.cite(f"{TABLE} {name}")
+            self.say(f"compare.why.{'incomparable' if verdict == 'incomparable' else 'alone'}", mark, op=name)
         elif self.first is not None:
             first = self.first.op or self.first.golden_op
             self.say(

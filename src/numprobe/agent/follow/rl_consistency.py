@@ -22,6 +22,7 @@ FOUR = ("Max", "Min", "Mean", "Norm")
 MOST_PLACES = 12
 MOST_NAMES = 16
 WARNING_RATIO = 4.0  # a warning: found over expected
+COMPARED = ("pass", "warning", "error")  # verdicts of slots that were
 SHORT = ("qkv", "gate", "up", "down", "act", "core", "embed")  # roles that people ask for by these words
 
 
@@ -138,8 +139,9 @@ class RlTeller(Teller):
             verdict = self.text(f"verdict.row.{x.verdict}")
             tail = [view.percent(x.error), view.percent(x.expected), verdict]
             rows.append([x.slot, "", "", "", "", *tail])
-            rows.append([f"  {CATALOGUE.say(self.lang, 'side.train')}", *map(numbers.stat, x.train), "", "", ""])
-            rows.append([f"  {CATALOGUE.say(self.lang, 'side.rollout')}", *map(numbers.stat, x.rollout), "", "", ""])
+            for side, four in (("train", x.train), ("rollout", x.rollout)):
+                if any(figure is not None for figure in (*x.train, *x.rollout)):
+                    rows.append([f"  {CATALOGUE.say(self.lang, f'side.{side}')}", *map(numbers.stat, four), "", "", ""])
         file = slots.FILE if self.run.artifact(slots.FILE) is not None else "result.json"
         mark = self.answer.cite(f"{file} {place}")
         self.answer.blocks.append(Table(head, rows, (1, 2, 3, 4, 5, 6), f"{place} [{mark}]"))
@@ -244,8 +246,24 @@ class RlTeller(Teller):
             place=p.place,
             train=", ".join(p.train) or self.text("rl.none"),
             rollout=", ".join(p.rollout) or self.text("rl.none"),
-            verdict=self.text(f"verdict.row.{p.verdict}"),
+            verdict=self._verdict(p),
         )
+
+    def _compared(self, place: str) -> tuple[list[str], list[str]]:
+        """The slots of a place that were compared, and those that were not."""
+        figures = self.figures.get(place, [])
+        compared = [x.slot for x in figures if x.verdict in COMPARED]
+        return compared, [x.slot for x in figures if x.verdict not in COMPARED]
+
+    def _is_part(self, p: Pair) -> bool:
+        """Does a place agree in its parameters alone, since what it computes was not compared?"""
+        compared, left = self._compared(p.place)
+        only_parameters = bool(compared) and all(slot.startswith("parameters.") for slot in compared)
+        return p.verdict in ("pass", "warning") and bool(left) and only_parameters
+
+    def _verdict(self, p: Pair) -> str:
+        verdict = self.text(f"verdict.row.{p.verdict}")
+        return self.text("rl.only_parameters", verdict=verdict) if self._is_part(p) else verdict
 
     def _overview(self, rows: Sequence[Pair]) -> None:
         self._listed("rl.places", self.answer.cite("mapping.csv", self.rows(len(rows))), rows)
@@ -257,7 +275,7 @@ class RlTeller(Teller):
         table = [
             [
                 p.place,
-                self.text(f"verdict.row.{p.verdict}"),
+                self._verdict(p),
                 view.percent(p.error),
                 numbers.stat(p.ratio, 3) if p.ratio is not None else numbers.ABSENT,
             ]
@@ -297,14 +315,15 @@ class RlTeller(Teller):
         shown = self._telling(rows)
         mark = self.answer.cite(f"mapping.csv {shown.place}", self.rows(len(rows)) if len(rows) > 1 else "")
         if len(agree) == len(rows):
-            self.say(
-                "rl.why.agrees" if worst < WARNING_RATIO else "rl.why.warns",
-                mark,
-                count=len(rows),
-                place=shown.place,
-                worst=numbers.stat(worst, 2),
-                limit=numbers.stat(WARNING_RATIO, 1),
+            limit = numbers.stat(WARNING_RATIO, 1)
+            key = (
+                "rl.why.warns" if worst >= WARNING_RATIO else "rl.why.agrees" if len(rows) == 1 else "rl.why.all_agree"
             )
+            if len(rows) > 1 or not self._is_part(shown):
+                self.say(key, mark, count=len(rows), place=shown.place, worst=numbers.stat(worst, 2), limit=limit)
+            for p in [p for p in rows if self._is_part(p)][:MOST_PLACES]:
+                compared, left = self._compared(p.place)
+                self.say("rl.why.part", mark, place=p.place, compared=compared, left=left)
         elif self.first is not None and shown.verdict == "error":
             cited = self._cited_suspect(self.first)
             self.say("rl.why.behind", mark, *cited, place=shown.place, suspect=view.short(view.suspect(self.first)))
@@ -405,7 +424,7 @@ class RlTeller(Teller):
             (place, x)
             for place, figures in self.figures.items()
             for x in figures
-            if x.slot.startswith("parameters.") and x.verdict in ("pass", "warning", "error")
+            if x.slot.startswith("parameters.") and x.verdict in COMPARED
         ]
         if not rows:
             self.answer.known = False
