@@ -16,12 +16,14 @@ import polars as pl
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from polars.testing import assert_frame_equal
 
 from cli.shell import command, numprobe, process, tree
 from numprobe.compare.command import Output, run_to_folder
 from numprobe.compare.page.screen import render_json_line
 from numprobe.compare.result import CompareResult
 from numprobe.compare.run import CompareOptions
+from numprobe.metrics import on_device
 from numprobe.record.errors import NumprobeError
 
 from .written import Entry, call, compared, save, tensor, write
@@ -269,6 +271,34 @@ def test_a_name_that_leads_nowhere_or_out_of_the_folder(tmp_path: Path, name: st
     file.write_text(json.dumps(content))
     result = compared(target, golden)
     assert (result.counts["pass"], result.counts["incomparable"]) == (1, 1)
+
+
+def test_tensors_on_a_device(tmp_path: Path) -> None:
+    """One table, whichever computes; and no folder where none can."""
+    target, golden = (saved(tmp_path / n, f * Y) for n, f in (("t", 2), ("g", 1)))
+    tables = []
+    for name in ("", "cpu"):
+        out = tmp_path / f"out{name}"
+        run_to_folder(target, golden, CompareOptions(use_cache=False, device=name), out, Output(compat=True))
+        [cells] = out.glob("compare_result_*.csv")
+        tables.append((pl.read_parquet(out / "compare.parquet"), pl.read_csv(cells)))
+    for ours, theirs in zip(*tables, strict=True):
+        assert_frame_equal(ours, theirs, rel_tol=1e-12, abs_tol=0)
+    ran = numprobe(tmp_path, "compare", target, golden, "--device", "nonsense", "-o", "no")
+    assert (ran.code, (tmp_path / "no").exists()) == (2, False)
+    assert "E-CMP-016  --device nonsense cannot be used" in ran.err
+
+
+def test_a_device_that_fails_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    target, golden = (saved(tmp_path / n, f * Y) for n, f in (("t", 2), ("g", 1)))
+    made = on_device.device("cpu")
+    monkeypatch.setattr(on_device._Torch, "put", fails)
+    monkeypatch.setattr(on_device, "device", lambda name: made)
+    with pytest.raises(NumprobeError, match="E-CMP-017"):
+        run_to_folder(target, golden, CompareOptions(use_cache=False, device="cpu"), tmp_path / "out")
 
 
 def test_without_any_tensor_nothing_was_compared(tmp_path: Path) -> None:

@@ -57,6 +57,9 @@ def compare(
     merge: bool = typer.Option(
         False, "--merge", help="Put ranks that hold parts of one model together, also where both sides have as many."
     ),
+    device: str = typer.Option(
+        "", "--device", help="Compute on tensors with torch: cuda, cuda:1, npu, cpu.", metavar="NAME"
+    ),
     jobs: int = common.Jobs,
     lang: str = common.Lang,
     progress: str = typer.Option(
@@ -96,6 +99,7 @@ def compare(
             by=by,
             jobs=jobs,
             merge=merge,
+            device=device,
             use_cache=not no_cache,
         ),
         Output(

@@ -128,6 +128,7 @@ def _manifest_options(options: CompareOptions, output: Output, lang: str) -> dic
         "factor": options.factor,
         "by": options.by,
         "merge": options.merge,
+        "device": options.device,
         "mapping": asdict(options.mapping) if options.mapping != NO_MAPPING else None,
         "processing": asdict(options.processing) if options.processing != NO_PROCESSING else None,
         "tables": list(output.tables),

@@ -49,7 +49,7 @@ class RankTask:
     """What a worker needs. The roots are the folders of the dumps, for paths relative to them.
 
     ``by`` is what was asked for; ``ignore_digests`` compares by figures where both are there. ``beside``: the two sides may be
-    read at the same time.
+    read at the same time. ``device``: where torch computes on tensors, numpy if empty.
     """
 
     step: int | None
@@ -64,6 +64,7 @@ class RankTask:
     ignore_digests: bool = False
     tensors: bool = True
     threads: int = 1
+    device: str = ""
     beside: bool = False
     compat: Compat | None = None
     processing: Processing = NO_PROCESSING
@@ -152,7 +153,7 @@ def _measured(task: RankTask, leaves: LeafPairs, target: Calls, golden: Calls) -
         for reason, chosen in calls.left_out.items():
             leave_out(measures, np.flatnonzero(leaves.both & np.isin(rows, chosen)), reason)
     if task.tensors:
-        measure_tensors(measures, leaves, target, golden, threads=task.threads)
+        measure_tensors(measures, leaves, target, golden, threads=task.threads, device=task.device)
     return measures
 
 

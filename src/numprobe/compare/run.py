@@ -21,12 +21,15 @@ from numprobe.compare.processing import NO_PROCESSING, Processing
 from numprobe.compare.rank import WORST, RankOutcome, RankTask, compare_ranks, summarize
 from numprobe.compare.sharded import Pairing, fit_ranks, refuse_other_runs, same_size, settle_copies
 from numprobe.compare.table import table_of, write_parquet
+from numprobe.compare.tensors import kernel_of
 from numprobe.execution.executor import choose
 from numprobe.execution.memory import release_freed_memory
 from numprobe.execution.stages import Listener, Stages, ignore
 from numprobe.formats import cache
 from numprobe.formats.dump import Dump, open_dump
 from numprobe.formats.layout import RankFolder, StepFolder, choose_steps
+from numprobe.metrics.stream import default_threads
+from numprobe.metrics.sums import DEVICE_FAILED
 from numprobe.record.errors import NumprobeError
 from numprobe.report.run_folder import writing
 from numprobe.report.terminal import encodable
@@ -41,7 +44,8 @@ STAGES = ("open", "compare", "conclude")
 class CompareOptions:
     """``noise``: a second run of the golden program; ``baseline``: a trusted run of low precision, whose distance from the golden
     one the target may exceed by ``factor``. ``by``: ``auto``, ``statistics``, ``tensor`` or ``digest``.
-    ``merge``: put ranks together by what they hold also where both sides have as many."""
+    ``merge``: put ranks together by what they hold also where both sides have as many.
+    ``device``: where torch computes on tensors (``cuda``, ``cuda:1``, ``npu``, ``cpu``), all in this process; numpy if empty."""
 
     steps: frozenset[int] | None = None
     ranks: frozenset[int] | None = None
@@ -55,6 +59,7 @@ class CompareOptions:
     compat: Compat | None = None
     processing: Processing = NO_PROCESSING
     merge: bool = False
+    device: str = ""
 
 
 @dataclass
@@ -78,7 +83,7 @@ def compare(
 
     Raises:
         NumprobeError: nothing can be read at one of the two places, or nothing there belongs together (E-CMP-001 to E-CMP-006);
-            E-USE-012 the factor is none.
+            E-USE-012 the factor is none, E-CMP-016 and E-CMP-017 the device cannot be used or fails.
     """
     if not (1 <= options.factor < inf):
         raise NumprobeError(
@@ -87,6 +92,9 @@ def compare(
             do="write 2, or 1.5",
             factor=str(options.factor),
         )
+    if options.device:
+        kernel_of(options.device)
+        options = replace(options, jobs=1)  # each further process would start the device for itself
     stages = Stages(STAGES, listener)
     stages.begin("open")
     one, other = (open_dump(path, use_cache=options.use_cache) for path in (target, golden))
@@ -147,6 +155,8 @@ def _work(item: tuple[RankTask, Path | None]) -> RankOutcome | NumprobeError:
         compared = compare_ranks(task)
         outcome = summarize(compared)
     except NumprobeError as error:
+        if error.code == DEVICE_FAILED:
+            raise
         return error
     if task.compat is not None:
         from numprobe.compare.msprobe.output import write_rank
@@ -204,6 +214,7 @@ def _tasks(
         tensors=options.by in ("auto", "tensor"),
         compat=options.compat,
         processing=options.processing,
+        device=options.device,
         target_root=one.root,
         golden_root=other.root,
     )
@@ -245,7 +256,7 @@ def _tasks(
             target=_listed(one.steps),
             golden=_listed(other.steps),
         )
-    threads = max(1, 2 // len(tasks))
+    threads = default_threads() if options.device else max(1, 2 // len(tasks))
     _refuse_unused(tasks, further)
     together = len(tasks) == 1 and options.jobs != 1
     return [replace(task, threads=threads, beside=together) for task in tasks], alone, problems

@@ -12,16 +12,23 @@ from numprobe.align.leaves import LeafPairs
 from numprobe.compare.measure import DIGEST, FLOAT, INTEGER, NOTHING, REASON, REASONS, Measures
 from numprobe.formats.tensors import TensorFile
 from numprobe.metrics.distance import Distance, distance, shapes
+from numprobe.metrics.sums import DEVICE_FAILED, Kernel, block_sums
 from numprobe.record.errors import NumprobeError
 
 AHEAD = 64  # pairs in work at once
 LOOKED_AT = ("", "no_figures", "nonfinite", "padding")  # what only figures cannot say
 
 
-def measure_tensors(measures: Measures, leaves: LeafPairs, target: Calls, golden: Calls, *, threads: int) -> None:
+def measure_tensors(
+    measures: Measures, leaves: LeafPairs, target: Calls, golden: Calls, *, threads: int, device: str = ""
+) -> None:
     """Replace estimates by what the tensors say, wherever both sides have a file. Equal digests need no look.
 
     Where a file that is named cannot be read the figures decide, if there are any; :attr:`Measures.problems` has the reason.
+    ``device``: where torch computes; numpy does where it is empty.
+
+    Raises:
+        NumprobeError: E-CMP-016 and E-CMP-017 of the device.
     """
     files_t, files_g = target.values.files, golden.values.files
     if not files_t or not files_g:
@@ -32,12 +39,15 @@ def measure_tensors(measures: Measures, leaves: LeafPairs, target: Calls, golden
         if t in files_t and g in files_g and REASONS[measures.reason[row]] in LOOKED_AT
     ]
     folders = [calls.tensors for calls in (target, golden)]
+    kernel = kernel_of(device)
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(threads) as pool:
         for begin in range(0, len(rows), AHEAD):  # bounded, so that an interrupt is not waited for
             part = rows[begin : begin + AHEAD]
-            for (row, _, _), found in zip(part, pool.map(lambda r: _look(r, folders, measures), part), strict=True):
+            for (row, _, _), found in zip(
+                part, pool.map(lambda r: _look(r, folders, measures, kernel), part), strict=True
+            ):
                 if isinstance(found, Distance):
                     _take(measures, row, found)
                 elif found == "shape":
@@ -48,7 +58,18 @@ def measure_tensors(measures: Measures, leaves: LeafPairs, target: Calls, golden
                         measures.reason[row] = REASON["file"]
 
 
-def _look(row: tuple[int, str, str], folders: list[Tensors], measures: Measures) -> Distance | str | None:
+def kernel_of(device: str) -> Kernel:
+    """What computes a block of two tensors."""
+    if not device:
+        return block_sums
+    from numprobe.metrics import on_device  # and torch
+
+    return on_device.device(device).sums
+
+
+def _look(
+    row: tuple[int, str, str], folders: list[Tensors], measures: Measures, kernel: Kernel
+) -> Distance | str | None:
     """The distance of one pair; a text says why there is none; None where nothing is to be measured."""
     number, *names = row
     if measures.by[number] == DIGEST and not measures.differs[number]:
@@ -59,8 +80,10 @@ def _look(row: tuple[int, str, str], folders: list[Tensors], measures: Measures)
             tensors.append(folder.open(name))
         if shapes(tensors[0], tensors[1]) == "different":
             return "shape"
-        return distance(tensors[0], tensors[1], threads=1)
+        return distance(tensors[0], tensors[1], threads=1, kernel=kernel)
     except NumprobeError as error:
+        if error.code == DEVICE_FAILED:  # so it would with all the others
+            raise
         side = ("target: ", "golden run: ", "")[len(tensors)]  # the last: it was opened, and then changed
         return f"{side}{error}"
 

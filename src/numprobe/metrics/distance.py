@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from numprobe.formats.tensors import TensorFile
 from numprobe.metrics.histogram import quantiles
 from numprobe.metrics.stream import Tensor, element_type, fold_blocks, numel
-from numprobe.metrics.sums import OneSide, Plan, Sums, block_sums, plan
+from numprobe.metrics.sums import Kernel, OneSide, Plan, Sums, block_sums, plan
 from numprobe.record.dtypes import short_dtype
 
 Index = tuple[int, ...]
@@ -106,13 +106,19 @@ def shapes(target: Tensor, golden: Tensor) -> Literal["equal", "squeezed", "diff
 
 
 def distance(
-    target: Tensor, golden: Tensor, *, tolerance: tuple[float, float] | None = None, threads: int | None = None
+    target: Tensor,
+    golden: Tensor,
+    *,
+    tolerance: tuple[float, float] | None = None,
+    threads: int | None = None,
+    kernel: Kernel = block_sums,
 ) -> Distance:
     """Compare two tensors, each a file or an array, element by element.
 
     Args:
         tolerance: a and b of |d| > a + b |g|, for :attr:`Distance.over`.
         threads: by default one a processor, at most 8. Each takes about 12 MB.
+        kernel: what computes a block: numpy, or a device (:mod:`numprobe.metrics.on_device`).
 
     Raises:
         ValueError: the shapes differ (see :func:`shapes`); that is for the caller to say.
@@ -122,20 +128,20 @@ def distance(
     if relation == "different":
         raise ValueError(f"shapes {tuple(target.shape)} and {tuple(golden.shape)}")
     how = plan(element_type(target), element_type(golden), tolerance)
-    sums = _pass(target, golden, how, threads)
+    sums = _pass(target, golden, how, threads, kernel)
     largest = max(abs(v) for side in (sums.target, sums.golden) for v in (side.max, side.min))
     if math.isfinite(largest) and (largest > _LARGE or 0 < largest < _SMALL):
         how = replace(how, scale=2.0 ** min(-math.frexp(largest)[1], 1000))  # of denormals it would be infinite
-        scaled = _pass(target, golden, how, threads)
+        scaled = _pass(target, golden, how, threads, kernel)
         scaled.differing, scaled.max_integer = sums.differing, sums.max_integer  # small ones have vanished
         sums = scaled
     return _distance(target, golden, relation == "squeezed", how, sums)
 
 
-def _pass(target: Tensor, golden: Tensor, how: Plan, threads: int | None) -> Sums:
+def _pass(target: Tensor, golden: Tensor, how: Plan, threads: int | None, kernel: Kernel) -> Sums:
     if not numel(target):
         return Sums(equal_bits=element_type(target) == element_type(golden))
-    return fold_blocks(partial(block_sums, how=how), Sums.add, target, golden, threads)
+    return fold_blocks(lambda start, t, g: kernel(start, t, g, how), Sums.add, target, golden, threads)
 
 
 def _distance(target: Tensor, golden: Tensor, squeezed: bool, how: Plan, sums: Sums) -> Distance:

@@ -14,18 +14,18 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
-_SHIFT = 52 - 3
-_FIRST = (1023 - 256) << 3  # the bin of 2**-256 among those of all float64
+SHIFT = 52 - 3
+FIRST = (1023 - 256) << 3  # the bin of 2**-256 among those of all float64
 BINS = 2 * 256 << 3
 
 
 def count(bins: Counts, values: Floats, spare: Floats) -> None:
     """Add the values, which are neither negative nor NaN, to ``bins``; ``spare`` is overwritten."""
-    found = np.bincount(np.right_shift(values.view(np.int64), _SHIFT, out=spare.view(np.int64)))
-    bins[0] += found[: _FIRST + 1].sum()
-    inside = found[_FIRST + 1 : _FIRST + BINS]
+    found = np.bincount(np.right_shift(values.view(np.int64), SHIFT, out=spare.view(np.int64)))
+    bins[0] += found[: FIRST + 1].sum()
+    inside = found[FIRST + 1 : FIRST + BINS]
     bins[1 : len(inside) + 1] += inside
-    bins[-1] += found[_FIRST + BINS :].sum()
+    bins[-1] += found[FIRST + BINS :].sum()
 
 
 def quantiles(bins: Counts, shares: Sequence[float]) -> list[tuple[float, float]]:
@@ -37,6 +37,6 @@ def quantiles(bins: Counts, shares: Sequence[float]) -> list[tuple[float, float]
     found = []
     for share in shares:
         index = int(used[np.searchsorted(below, share * int(below[-1]))])
-        low, high = (np.array([index, index + 1], np.int64) + _FIRST << _SHIFT).view(np.float64)
+        low, high = (np.array([index, index + 1], np.int64) + FIRST << SHIFT).view(np.float64)
         found.append((float(low), float(high)) if index else (0.0, 0.0))
     return found

@@ -7,7 +7,7 @@ not seen here either: the sign of infinities, the imaginary part of complex tens
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import NamedTuple, TypeAlias
 
@@ -44,7 +44,7 @@ _DIGITS = 12
 _DEVICES = ("npu", "cpu", "cuda")
 
 
-class _Sums(NamedTuple):
+class Sums(NamedTuple):
     """Of a part of two tensors: dot product, squares, squared distance, largest errors, elements with small relative error."""
 
     dot: float
@@ -57,10 +57,14 @@ class _Sums(NamedTuple):
     below_5e3: int
 
 
-def _plus(a: _Sums | None, b: _Sums | None) -> _Sums | None:
+# of a block of target and golden, and the dtype that relative errors are computed in
+Columns: TypeAlias = "Callable[[Array, Array, type[np.float32 | np.float64]], Sums | None]"
+
+
+def _plus(a: Sums | None, b: Sums | None) -> Sums | None:
     if a is None or b is None:
         return None
-    return _Sums(
+    return Sums(
         a.dot + b.dot,
         a.target + b.target,
         a.golden + b.golden,
@@ -72,13 +76,18 @@ def _plus(a: _Sums | None, b: _Sums | None) -> _Sums | None:
     )
 
 
-def tensor_columns(target: Tensor | None, golden: Tensor | None, threads: int | None = None) -> tuple[Cell, ...]:
+def tensor_columns(
+    target: Tensor | None, golden: Tensor | None, threads: int | None = None, columns: Columns | None = None
+) -> tuple[Cell, ...]:
     """The cells of :data:`TENSOR_COLUMNS`: numbers, or a text that says why there is none.
 
     None is a tensor without a file, or whose file cannot be read. bfloat16 and float8 count as float32, integers and booleans as
     float64, complex numbers as their real part; dimensions of 1 do not count. In order: no tensor, or an empty target, is
     ``unsupported``; shapes that differ are ``shape unmatched``; of a single element only the errors are there; NaN or infinities
     at different places are ``N/A``, at the same ones they count as 0.
+
+    Args:
+        columns: what computes a block, :func:`block_columns` if nothing else is given.
 
     Raises:
         NumprobeError: a file cannot be read while it is compared.
@@ -90,7 +99,8 @@ def tensor_columns(target: Tensor | None, golden: Tensor | None, threads: int | 
     if not squeezed(target):
         return _one_element(target, golden)
     single = relative_type(element_type(target), element_type(golden))
-    total = fold_blocks(lambda _, t, g: _compare_block(t, g, single), _plus, target, golden, threads)
+    of_block = columns or block_columns
+    total = fold_blocks(lambda _, t, g: of_block(t, g, single), _plus, target, golden, threads)
     if total is None:
         return (NOT_APPLICABLE,) * len(TENSOR_COLUMNS)
     return (
@@ -114,13 +124,15 @@ def relative_type(target: np.dtype[np.generic], golden: np.dtype[np.generic]) ->
     return np.float32 if narrow else np.float64
 
 
-def _compare_block(target: Array, golden: Array, single: type[np.float32 | np.float64]) -> _Sums | None:
+def block_columns(target: Array, golden: Array, single: type[np.float32 | np.float64]) -> Sums | None:
+    """The sums of two flat arrays, None where infinities or NaN do not stand at the same places; ``single``: the dtype in which
+    relative errors are computed."""
     with np.errstate(all="ignore"):
         parts = [_compare(target[i : i + CHUNK], golden[i : i + CHUNK], single) for i in range(0, len(target), CHUNK)]
     return reduce(_plus, parts)
 
 
-def _compare(target: Array, golden: Array, single: type[np.float32 | np.float64]) -> _Sums | None:
+def _compare(target: Array, golden: Array, single: type[np.float32 | np.float64]) -> Sums | None:
     """The sums of two flat arrays, None where infinities or NaN do not stand at the same places."""
     n, b = _float64(target), _float64(golden)
     finite_n, finite_b = np.isfinite(n), np.isfinite(b)
@@ -130,7 +142,7 @@ def _compare(target: Array, golden: Array, single: type[np.float32 | np.float64]
         n, b = np.where(finite_n, n, 0.0), np.where(finite_b, b, 0.0)
     difference = n - b
     relative = _relative(n.astype(single), b.astype(single))
-    return _Sums(
+    return Sums(
         dot(n, b),
         dot(n, n),
         dot(b, b),

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -154,6 +155,10 @@ def parts(target: Array, golden: Array) -> tuple[Array, Array]:
             side = side.astype(np.complex128)
         both.append(side.view(part_type(side.dtype)))
     return both[0], both[1]
+
+
+DEVICE_FAILED = "E-CMP-017"  # the code of the error that a kernel on a device raises
+Kernel: TypeAlias = Callable[[int, Array, Array, Plan], Sums]
 
 
 def block_sums(start: int, target: Array, golden: Array, how: Plan) -> Sums:

@@ -8,23 +8,35 @@ from numprobe.align.calls import Tensors
 from numprobe.compare.msprobe.columns import Mode
 from numprobe.compare.msprobe.items import Cell, Item
 from numprobe.compare.msprobe.rows import Figures
-from numprobe.metrics.reference import statistics_columns, tensor_columns
+from numprobe.metrics.reference import Columns, block_columns, statistics_columns, tensor_columns
 from numprobe.metrics.stream import Tensor
+from numprobe.metrics.sums import DEVICE_FAILED
 from numprobe.record.errors import NumprobeError
 
 
-def figures_for(mode: Mode, target: Tensors, golden: Tensors, threads: int | None = None) -> Figures:
+def figures_for(mode: Mode, target: Tensors, golden: Tensors, threads: int | None = None, device: str = "") -> Figures:
     """What :func:`~numprobe.compare.msprobe.rows.rows` asks for. ``target`` and ``golden`` open the tensors of a side."""
     if mode is not Mode.TENSOR:
         return statistics_figures
+    columns = _columns(device)
 
     def of_files(one: Item, other: Item) -> Sequence[Cell]:
         try:
-            return tensor_columns(_open(target, one), _open(golden, other), threads)
-        except NumprobeError:  # cut short: told as msProbe tells it
+            return tensor_columns(_open(target, one), _open(golden, other), threads, columns)
+        except NumprobeError as error:  # cut short: told as msProbe tells it
+            if error.code == DEVICE_FAILED:
+                raise
             return tensor_columns(None, None)
 
     return of_files
+
+
+def _columns(device: str) -> Columns:
+    if not device:
+        return block_columns
+    from numprobe.metrics import on_device
+
+    return on_device.device(device).columns
 
 
 def statistics_figures(target: Item, golden: Item) -> Sequence[Cell]:

@@ -126,7 +126,9 @@ def _rows(compared: Compared, mode: Mode, stack: bool) -> Iterator[Row]:
     pairs = [(t, g if g >= 0 else None) for t, g in zip(records.target, records.golden, strict=True) if t >= 0]
     given = given_leaves(task.mapping, records, compared.target, compared.golden)
     stacks = dict(target.stacks.every()) if stack else None
-    return rank_rows(compared.target, compared.golden, pairs, mode, stacks, given=given, threads=task.threads)
+    return rank_rows(
+        compared.target, compared.golden, pairs, mode, stacks, given=given, threads=task.threads, device=task.device
+    )
 
 
 def _cells(

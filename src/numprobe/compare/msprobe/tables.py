@@ -44,6 +44,7 @@ def rank_rows(
     *,
     given: Mapping[int, int] = MappingProxyType({}),
     threads: int | None = None,
+    device: str = "",
 ) -> Iterator[Row]:
     """The rows of paired records (by op_index; what has no partner has None) in their order.
 
@@ -51,12 +52,13 @@ def rank_rows(
         stacks: the target's stacks by record name; looked up once a record.
         given: leaf rows of the target whose golden leaf is known (-1: it has none), whatever their places and dtypes.
         threads: that read tensors.
+        device: where torch computes on them; numpy if empty.
 
     Raises:
         NumprobeError: E-FMT-010 a dump.json cannot be read any more.
     """
     one, other = TableItems(target), TableItems(golden)
-    figures = figures_for(mode, target.tensors, golden.tensors, threads)
+    figures = figures_for(mode, target.tensors, golden.tensors, threads, device)
     partners = _Given(one, other, given) if given else None
 
     def matched(t: int, g: int | None) -> Listed:
