@@ -6,18 +6,22 @@ import csv
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from numprobe.agent.answer import Answer, Table, Text
 from numprobe.agent.follow.question import read_question
 from numprobe.agent.follow.reply import conclusion, reply
 from numprobe.agent.runs import FinishedRun, load_run
+from numprobe.compare.result import CompareResult
 from numprobe.diagnose.nan_overflow import command as nan
 from numprobe.diagnose.nan_overflow.result import NanResult
 from numprobe.diagnose.nan_overflow.skill import NanOptions
+from numprobe.diagnose.rl_consistency.result import RlResult
 from numprobe.record.errors import NumprobeError
 from numprobe.report.run_folder import digest
 
@@ -311,6 +315,32 @@ def test_a_record_that_was_not_compared_is_no_consequence(
     said = asked(load_run(tmp_path / "run"), f"why does {name} differ").to_text()
     assert "nothing can be said" in said
     assert "because what it was given" not in said
+
+
+FIRST = re.compile(r"the first (?:call|whose|to differ|that differs)|第一个|最先|最早")
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_of_several_findings_one_is_the_first(rl_run: FinishedRun, compare_run: FinishedRun, lang: str) -> None:
+    compared, aligned = compare_run.result, rl_run.result
+    assert isinstance(compared, CompareResult)
+    assert isinstance(aligned, RlResult)
+    causes = [("introduced", ""), ("introduced", "digest"), ("introduced", "gradient"), ("nonfinite", "")]
+    of_compare = [structs.replace(compared.findings[0], cause=cause, reason=reason) for cause, reason in causes]
+    classes = ("implementation_difference", "missing_operator")
+    of_rl = [structs.replace(aligned.findings[0], clazz=clazz) for clazz in classes]
+    results: list[CompareResult | RlResult] = [
+        *(structs.replace(compared, findings=[finding, *of_compare]) for finding in of_compare),
+        *(structs.replace(aligned, findings=[finding, *of_rl]) for finding in of_rl),
+    ]
+    for result in results:
+        run = replace(compare_run if isinstance(result, CompareResult) else rl_run, result=result)
+        headline, *lines = conclusion(run, lang).to_text().splitlines()
+        assert FIRST.search(headline), headline
+        others = reply(run, replace(read_question("other differences"), lang=lang)).to_text().splitlines()
+        assert len(others) == len(result.findings) - 1
+        told = [line for line in lines if not line.startswith(("Both sides still", "两侧在"))]  # of the first one
+        assert not [line for line in [*told, *others] if FIRST.search(line)]
 
 
 def test_either_side_may_be_named(rl_run: FinishedRun) -> None:

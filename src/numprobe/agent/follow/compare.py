@@ -59,7 +59,7 @@ class CompareTeller(Teller):
             if inside := view.modules(first):
                 self.say("compare.inside", names=inside[:4], bullet=True)
         for finding in result.findings[1:MOST_EVIDENCE]:
-            self.word(view.sentence(finding), *self._cited(finding), bullet=True)
+            self.word(view.sentence(finding, first=False), *self._cited(finding), bullet=True)
         mark = self.answer.cite("result.json counts")
         self.say("compare.coverage", mark, coverage=result.coverage, counts=view.counts(result, self.lang), bullet=True)
         for limit in view.limits(result):
@@ -167,7 +167,7 @@ class CompareTeller(Teller):
     def _why(self, name: str, verdict: str) -> None:
         f = next((f for f in self.result.findings if name in (f.op, f.golden_op)), None)
         if f is not None:
-            self.word(view.sentence(f), *self._cited(f))
+            self.word(view.sentence(f, first=f is self.first), *self._cited(f))
         elif verdict in ("pass", "warning"):
             self.say("compare.why.agrees", self.answer.cite(f"{TABLE} {name}"), op=name)
         elif verdict != "error":  # incomparable, or of one side only
@@ -212,7 +212,7 @@ class CompareTeller(Teller):
     def alternatives(self) -> Answer:
         mark = self.answer.cite("result.json findings", self.rows(len(self.result.findings)))
         for finding in self.result.findings[1 : MOST_EVIDENCE + 1]:
-            self.word(view.sentence(finding), mark, *self._cited(finding), bullet=True)
+            self.word(view.sentence(finding, first=False), mark, *self._cited(finding), bullet=True)
         if len(self.result.findings) < 2:
             self.say("compare.alternatives.none", mark)
         return self.answer

@@ -402,7 +402,7 @@ class RlTeller(Teller):
         if not others:
             self.say("rl.alternatives.none", mark)
         for f in others[:MOST_EVIDENCE]:
-            said = view.sentence(f)
+            said = view.sentence(f, first=False)
             self.word(said, mark, *self._cited_suspect(f), bullet=True)
         return self.answer
 

@@ -41,7 +41,7 @@ def render_markdown(result: CompareResult, lang: str) -> str:
 
 
 def _finding(number: int, f: Finding, lang: str) -> list[str]:
-    said = view.sentence(f)
+    said = view.sentence(f, first=number == 1)
     lines = [
         f"### {number}. {view.cause(f, lang)}: {code(f.op or f.golden_op or '')}",
         "",

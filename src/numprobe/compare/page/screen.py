@@ -104,7 +104,7 @@ def _leaves(leaves: list[Leaf], lang: str, style: Style) -> list[str]:
 def _others(findings: list[Finding], lang: str, style: Style, most: int, more: int) -> list[str]:
     lines: list[str] = []
     for f in findings[:most]:
-        said = view.sentence(f)
+        said = view.sentence(f, first=False)
         mark = style.symbol(f.severity if f.severity in ("error", "warning") else "undecided")
         text = joined(CATALOGUE.pieces(lang, said.key, said.values), style)
         lines += wrap(text, style.width, f"{mark} ", "  ")

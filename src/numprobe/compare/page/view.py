@@ -37,10 +37,16 @@ def headline(result: CompareResult) -> Said:
     return Said("headline.pass_warnings" if result.counts["warning"] else "headline.pass", values)
 
 
-def sentence(f: Finding) -> Said:
-    """What a finding says."""
+def sentence(f: Finding, *, first: bool = True) -> Said:
+    """What a finding says; ``first``: none of the run comes before it."""
     op = f.op or f.golden_op or ""
-    values: dict[str, object] = {"op": op, "slot": f.slot, "error": _shown(f.error), "expected": _shown(f.expected)}
+    values: dict[str, object] = {
+        "first": first,
+        "op": op,
+        "slot": f.slot,
+        "error": _shown(f.error),
+        "expected": _shown(f.expected),
+    }
     values["ranks"] = sorted(f.ranks)
     if f.cause == "unmatched":
         side = "target" if f.reason == "only_target" else "golden"

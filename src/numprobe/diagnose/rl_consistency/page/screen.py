@@ -130,7 +130,7 @@ def _figures(first: Finding, lang: str, style: Style) -> list[str]:
 def _also(findings: Sequence[Finding], lang: str, style: Style) -> list[str]:
     lines: list[str] = []
     for f in findings:
-        said = view.sentence(f)
+        said = view.sentence(f, first=False)
         text = joined(CATALOGUE.pieces(lang, said.key, said.values), style)
         lines += wrap(text, style.width, f"{style.symbol('error')} ", "  ")
     return lines

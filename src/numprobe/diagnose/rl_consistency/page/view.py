@@ -36,8 +36,8 @@ def headline(result: RlResult) -> Said:
     return sentence(result.findings[0])
 
 
-def sentence(f: Finding) -> Said:
-    """What a finding says."""
+def sentence(f: Finding, *, first: bool = True) -> Said:
+    """What a finding says; ``first``: none of the run comes before it."""
     several = f.layers if len(f.layers) > 1 else None
     named = short(suspect(f))
     if f.probe is not None and f.probe.exact and f.kind in ("different", "missing"):
@@ -49,12 +49,14 @@ def sentence(f: Finding) -> Said:
         "missing_operator": {
             "anchor": short(key(f.anchor)) or None,
             "suspect": named,
+            "first": first,
             "error": _finite(f.error),
             **_guess(f),
         },
         "configuration_difference": {"suspect": named, "ratio": f.ratio and f"{f.ratio:.4g}"},
         "implementation_difference": {
             "suspect": named,
+            "first": first,
             "error": _finite(f.error),
             "expected": _finite(f.expected),
         },
