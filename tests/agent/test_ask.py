@@ -188,10 +188,17 @@ def test_a_path_that_is_no_dump_gets_the_reader_s_message(dumps: Path, tmp_path:
 
 def test_ranks_of_the_sentence_are_answered_and_only_with_only_read_alone(dumps: Path, tmp_path: Path) -> None:
     ran = offline(
-        tmp_path, "ask", f"rank 3 has a NaN loss: {dumps}/dump/first_step_nan", "--json", "-o", tmp_path / "a"
+        tmp_path,
+        "ask",
+        f"ranks 3 and 40 have NaN at step 7: {dumps}/dump/first_step_nan",
+        "--json",
+        "-o",
+        tmp_path / "a",
     )
     assert json.loads((tmp_path / "a" / "run.json").read_text(encoding="utf-8"))["options"]["rank"] is None
     assert "Rank 3 is a" in ran.json["answer"]
+    assert "no rank 40; it has ranks 0-15" in ran.json["answer"]
+    assert "no step 7; there is step 0" in ran.json["answer"]
     offline(tmp_path, "ask", f"only rank 3, NaN: {dumps}/dump/first_step_nan", "--json", "-o", tmp_path / "b")
     assert json.loads((tmp_path / "b" / "run.json").read_text(encoding="utf-8"))["options"]["rank"] == [3]
 

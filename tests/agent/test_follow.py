@@ -24,6 +24,7 @@ from numprobe.diagnose.nan_overflow.skill import NanOptions
 from numprobe.diagnose.rl_consistency.result import RlResult
 from numprobe.record.errors import NumprobeError
 from numprobe.report.run_folder import digest
+from numprobe.synth.nan import simulate
 
 
 @pytest.fixture(scope="session")
@@ -219,6 +220,27 @@ def test_of_some_ranks_alone_the_first_evidence_is_of_the_record_named(
         left_out = asked(run, text)
         assert not left_out.known
         assert f"Rank {other} was left out" in left_out.to_text()
+
+
+def test_steps_that_there_are_and_that_were_not_looked_at(
+    rl_run: FinishedRun, compare_run: FinishedRun, tmp_path: Path
+) -> None:
+    simulate("two_steps", tmp_path / "dump", seed=0)  # the second one is dirty
+    nan.run_to_folder(tmp_path / "dump", None, tmp_path / "run")
+    run = load_run(tmp_path / "run")
+    for text, said in (
+        ("which ranks are victims at step 7", "no step 7; there are steps 0, 1"),
+        ("第 7 步呢", "没有第 7 步，只有第 0、1 步"),
+        ("what about step 0", "answers for step 1; of step 0"),
+        ("第 0 步呢", "只回答第 1 步，没有第 0 步"),
+    ):
+        answer = asked(run, text)
+        assert not answer.known
+        assert said in answer.to_text()
+    assert asked(run, "what about step 1").to_text() == asked(run, "what happened").to_text()
+    for other in (rl_run, compare_run):
+        assert "no step 4; there is step 0" in asked(other, "layer 0 mlp at step 4").to_text()
+        assert asked(other, "layer 0 mlp at step 0").to_markdown() == asked(other, "layer 0 mlp").to_markdown()
 
 
 TIRED = [  # run, what a tired engineer asks, what has to be in the answer

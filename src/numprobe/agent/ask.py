@@ -184,7 +184,7 @@ def inspected(path: str, lang: str) -> Asked:
 
 def _ran(sentence: Sentence, chosen: Route, audience: Audience, lang: str, out: Path) -> Asked:
     from numprobe.agent.follow.question import read_question
-    from numprobe.agent.follow.reply import conclusion, reply
+    from numprobe.agent.follow.reply import conclusion, extent, reply
     from numprobe.agent.runs import load_run
 
     skill = skill_of(chosen.intent)
@@ -194,9 +194,8 @@ def _ran(sentence: Sentence, chosen: Route, audience: Audience, lang: str, out: 
     if chosen.intent == "map":
         return replace(ended(run, reply(run, read_question("mapping", lang))), skill="map")
     answer = conclusion(run, lang)
-    if sentence.ranks and chosen.intent == "nan_overflow" and not _only(sentence):
-        asked = read_question(f"rank {sentence.ranks}", lang)  # the ranks that the sentence speaks of
-        answer.blocks += reply(run, asked).blocks
+    if (sentence.ranks or sentence.steps) and chosen.intent == "nan_overflow" and not _only(sentence):
+        answer.blocks += extent(run, read_question(sentence.rest, lang)).blocks
     return ended(run, answer)
 
 

@@ -100,6 +100,8 @@ class CompareTeller(Teller):
         self.answer.blocks.append(Table(head, rows, (2, 3, 4, 5, 6, 7), f"{title} [{mark}]"))
 
     def reply(self, q: Question) -> Answer:
+        if self.other_steps(q, sorted({pair.step for pair in self.result.ranks if pair.step is not None})):
+            return self.answer
         q = self.understood(q, self._known_names())
         if q.names or q.layer is not None or q.parts:
             return self.records(q)
@@ -119,7 +121,7 @@ class CompareTeller(Teller):
             "files": self.files,
             "conclusion": self.conclusion,
         }
-        return kinds.get(q.kind, self.unknown)()
+        return kinds.get(q.kind or ("conclusion" if q.steps else ""), self.unknown)()
 
     def _known_names(self) -> list[str]:
         if self.table is None:

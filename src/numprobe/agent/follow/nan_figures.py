@@ -134,7 +134,7 @@ class Figures(Teller):
             ("nan.rank.none", [r for r in ranks if r not in left_out]),
         ):
             if told:
-                self.say(key, ranks=told)
+                self.say(key, ranks=told, there=self.records.ranks or None)
 
     def _record_tables(self, rows: list[list[str]]) -> list[Block]:
         """One table for each record; one for all where it is the same record of several ranks."""

@@ -60,9 +60,7 @@ class NanTeller(Figures):
             self.say("nan.excluded.short", mark, count=total, ops=shown, more=more, bullet=bullet)
 
     def reply(self, q: Question) -> Answer:
-        if q.steps and self._step is not None and self._step not in q.steps:
-            self.answer.known = False
-            self.say("nan.step.other", self.answer.cite("result.json step"), step=self._step, asked=list(q.steps[:64]))
+        if self.other_steps(q, self._answered):
             return self.answer
         clazz = next((word for word in q.names if word in CLASSES), None)
         if clazz is not None:
@@ -98,10 +96,19 @@ class NanTeller(Figures):
             "files": self.files,
             "conclusion": self.conclusion,
         }
-        return kinds.get(q.kind, self.unknown)()
+        return kinds.get(q.kind or ("conclusion" if q.steps else ""), self.unknown)()
 
     def _rank_cite(self, row: RankRow) -> str:
         return self.answer.cite(f"5_ranks.csv {row.rank_key}", f"{row.role} {row.first_dirty}".strip())
+
+    @property
+    def _answered(self) -> list[int]:
+        return [self._step] if self._step is not None else []
+
+    def extent(self, q: Question) -> Answer:
+        """What the run says of the steps and ranks that a question names."""
+        self.other_steps(q, self._answered)
+        return self.ranks(q)
 
     def ranks(self, q: Question) -> Answer:
         """What role each of these ranks has, and its first dirty record."""

@@ -28,6 +28,17 @@ class Records:
     def there(self) -> bool:
         return self._dump is not None
 
+    @property
+    def steps(self) -> list[int]:
+        """The steps of the dump, as far as they have numbers."""
+        return [found.step for found in self._dump.steps if found.step is not None] if self._dump is not None else []
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks of all steps."""
+        folders = [place for found in self._dump.steps for place in found.ranks] if self._dump is not None else []
+        return sorted({place.rank for place in folders if place.rank is not None})
+
     def rank(self, rank_key: str, step: int | None) -> RankDump | None:
         """One rank of a step; None where it is not there or cannot be read."""
         if self._dump is None:

@@ -21,6 +21,13 @@ def reply(run: FinishedRun, question: Question) -> Answer:
     return _teller(run, question.lang).reply(question)
 
 
+def extent(run: FinishedRun, question: Question) -> Answer:
+    """What a run of the NaN skill says of the steps and ranks that a question names."""
+    from numprobe.agent.follow.nan_overflow import NanTeller
+
+    return NanTeller(run, question.lang).extent(question)
+
+
 def example(run: FinishedRun, lang: str) -> str:
     """A question that this run can answer."""
     if isinstance(run.result, NanResult):

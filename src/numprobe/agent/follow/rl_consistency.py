@@ -9,6 +9,7 @@ from functools import cached_property
 from numprobe.agent.answer import Answer, Table
 from numprobe.agent.follow import names
 from numprobe.agent.follow.question import Question
+from numprobe.agent.follow.records import Records
 from numprobe.agent.follow.teller import MOST_EVIDENCE, Teller, sentence
 from numprobe.agent.messages import CATALOGUE as AGENT
 from numprobe.diagnose.rl_consistency import slots
@@ -149,6 +150,10 @@ class RlTeller(Teller):
     # questions
 
     def reply(self, q: Question) -> Answer:
+        if self.other_steps(
+            q, self.run.manifest.options.get("step") or Records(self.run.inputs.get("train", "")).steps
+        ):
+            return self.answer
         q = self.understood(q, [*self._known_names(), *(p.place for p in self.result.mapping), *SHORT])
         whole = {
             "weights": self.weights,
@@ -180,8 +185,7 @@ class RlTeller(Teller):
             "stack": self.no_stack,
             "first_op": self.evidence,
         }
-        tell = kinds.get(q.kind, self.unknown)
-        return tell()
+        return kinds.get(q.kind or ("conclusion" if q.steps else ""), self.unknown)()
 
     def _places(self, q: Question) -> list[Pair]:
         """The rows of the mapping that a question means: by the names of either side, by layer, by part of a layer."""

@@ -11,12 +11,14 @@ from typing import ClassVar, Protocol
 from numprobe.agent.answer import Answer, Lines
 from numprobe.agent.follow import names
 from numprobe.agent.follow.question import Question
+from numprobe.agent.follow.records import Records
 from numprobe.agent.messages import CATALOGUE
 from numprobe.agent.runs import FinishedRun
 from numprobe.report.messages import Catalogue, Mark, Piece
 from numprobe.report.terminal import shortened
 
 MOST_EVIDENCE, MOST_CHECKS = 5, 3
+MOST_STEPS = 64
 MOST_ASKED = 8  # names of a question that are repeated
 
 
@@ -64,6 +66,21 @@ class Teller(ABC):
     def rows(self, count: int) -> str:
         """What a citation of a table says: ``512 rows``."""
         return self.text("cite.rows", n=count)
+
+    def other_steps(self, q: Question, answered: Sequence[int]) -> bool:
+        """Tell what a question asks of steps that the run does not answer for; was that all of them?"""
+        asked = [step for step in q.steps if step not in answered]
+        if not asked:
+            return False
+        there = sorted({step for path in self.run.inputs.values() for step in Records(path).steps})
+        absent = [step for step in asked if step not in there] if there else []
+        left = [step for step in asked if step not in absent]
+        if absent:
+            self.say("answer.step.none", steps=absent[:MOST_STEPS], there=there)
+        if left and answered:
+            self.say("answer.step.other", answered=list(answered), asked=left[:MOST_STEPS])
+        self.answer.known = len(asked) < len(q.steps)
+        return not self.answer.known
 
     def understood(self, q: Question, known: Sequence[str]) -> Question:
         """The question without the ordinary words that no record has as a part of its name."""
