@@ -30,15 +30,19 @@ UNSEEN = torch._C.TensorBase  # its methods are not the ones that a recorder wra
 
 @dataclass(frozen=True)
 class Case:
-    """``pad``: the vocabulary is a multiple of that many rows. ``data``: data parallel ranks have the same batch, each
-    its part of it (``split``), or each one of its own (``other``). ``experts``: so many in the place of every MLP, each whole on
-    one rank, and counted from 0 there. ``separate``: q, k and v have weights of their own, and ranks may share a k and v head.
-    ``fault`` is on rank ``where`` (-1: on all), in the layer in the middle of its stage (``swapped``: in all).
-    ``digests``: checksums beside the figures, no tensors."""
+    """``cp``: each context parallel rank has two chunks of every sequence, rank 0 the first and the last.
+    ``chunks``: so many stages a pipeline rank, recorded as a list of models (``listed``: so is a single one).
+    ``pad``: the vocabulary is a multiple of that many rows. ``data``: data parallel ranks have the same batch, each
+    its part of it (``split``), or each one of its own (``other``). ``experts``: so many in the place of every MLP,
+    each whole on one rank, and counted from 0 there. ``separate``: q, k and v have weights of their own, and ranks
+    may share a k and v head. ``fault`` is on rank ``where`` (-1: on all), in the layer in the middle of its stage
+    (``swapped``: in all). ``digests``: checksums beside the figures, no tensors."""
 
     layers: int = 2
     tp: int = 1
     pp: int = 1
+    chunks: int = 1
+    cp: int = 1
     dp: int = 1
     sequence: bool = False
     pad: int = 1
@@ -50,11 +54,17 @@ class Case:
     dtype: str = "float32"
     level: str = "mix"
     digests: bool = False
+    listed: bool = False
+
+    @property
+    def stages(self) -> int:
+        return self.pp * self.chunks
 
 
 CASES = {
     "one": Case(),
     "one_deep": Case(layers=4),
+    "one_listed": Case(layers=4, listed=True),
     "one_bf16": Case(dtype="bfloat16"),
     "one_separate": Case(separate=True),
     "one_apis": Case(level="L1"),
@@ -73,6 +83,14 @@ CASES = {
     "tp4_key": Case(tp=4, separate=True, fault="key"),
     "pad2": Case(tp=2, pad=32),
     "pp2": Case(layers=4, pp=2),
+    "pp2_listed": Case(layers=4, pp=2, listed=True),
+    "vpp2": Case(layers=4, pp=2, chunks=2),
+    "vpp2_fc1": Case(layers=4, pp=2, chunks=2, fault="fc1"),
+    "tp2vpp2": Case(layers=4, tp=2, pp=2, chunks=2),
+    "cp2": Case(cp=2),
+    "cp2_fc1": Case(cp=2, fault="fc1"),
+    "cp2_element": Case(cp=2, fault="element"),
+    "tp2cp2": Case(tp=2, cp=2),
     "dp2": Case(dp=2),
     "split2": Case(dp=2, data="split"),
     "other2": Case(dp=2, data="other"),
@@ -248,10 +266,18 @@ class RMSNorm(nn.Module):
         return x * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6).to(x.dtype) * self.weight
 
 
+def places(case: Case, rank: int) -> Tensor:
+    """Positions of the tokens of a context parallel rank."""
+    chunks = torch.arange(TOKENS).chunk(2 * case.cp)
+    return torch.cat([chunks[rank], chunks[-1 - rank]]) if case.cp > 1 else torch.arange(TOKENS)
+
+
 class Attention(nn.Module):
-    def __init__(self, name: str, case: Case, group: Group, fault: str) -> None:
+    def __init__(self, name: str, case: Case, group: Group, context: Group, fault: str) -> None:
         super().__init__()
-        self.group, self.kv_heads = group, 2
+        self.group, self.context, self.kv_heads = group, context, 2
+        self.order = UNSEEN.argsort(torch.cat([places(case, n) for n in range(context.size)]))
+        self.hidden = UNSEEN.gt(torch.arange(TOKENS)[None], places(case, context.rank)[:, None])
         q = drawn(f"{name}.q", HEADS, SIZE, HIDDEN)
         k, v = (drawn(f"{name}.{n}", self.kv_heads, SIZE, HIDDEN) for n in "kv")
         o = drawn(f"{name}.o", HIDDEN, HEADS * SIZE)
@@ -283,9 +309,12 @@ class Attention(nn.Module):
             qkv = self.linear_qkv(x).view(s, b, self.kv_heads // self.group.size, (each + 2) * SIZE)
             q, k, v = torch.split(qkv, [each * SIZE, SIZE, SIZE], -1)
         q = q.reshape(s, b * heads, SIZE).transpose(0, 1)
-        k, v = (t.repeat_interleave(heads // t.shape[2], 2).reshape(s, b * heads, SIZE).transpose(0, 1) for t in (k, v))
+        k, v = (UNSEEN.index_select(self.context.gather(t), 0, self.order) for t in (k, v))
+        k, v = (
+            t.repeat_interleave(heads // t.shape[2], 2).reshape(len(t), b * heads, SIZE).transpose(0, 1) for t in (k, v)
+        )
         scores = torch.bmm(q, k.transpose(1, 2)) * SIZE**-0.5
-        mask = torch.full((s, s), float("-inf"), dtype=x.dtype).triu(1)
+        mask = torch.zeros(self.hidden.shape, dtype=x.dtype).masked_fill(self.hidden, float("-inf"))
         y = torch.bmm(F.softmax(scores + mask, -1), v)
         return self.linear_proj(y.transpose(0, 1).reshape(s, b, heads * SIZE))
 
@@ -339,10 +368,10 @@ class Experts(nn.Module):
 
 
 class Layer(nn.Module):
-    def __init__(self, name: str, case: Case, group: Group, fault: str) -> None:
+    def __init__(self, name: str, case: Case, group: Group, context: Group, fault: str) -> None:
         super().__init__()
         self.input_norm = RMSNorm(f"{name}.input_norm")
-        self.attention = Attention(f"{name}.attention", case, group, fault)
+        self.attention = Attention(f"{name}.attention", case, group, context, fault)
         self.pre_mlp_norm = RMSNorm(f"{name}.pre_mlp_norm")
         self.after_norm = Fault("norm" if fault == "norm" else "")
         self.mlp = (Experts if case.experts else MLP)(f"{name}.mlp", case, group, fault)
@@ -358,19 +387,25 @@ class Layer(nn.Module):
 class Decoder(nn.Module):
     """One pipeline stage: its layers count from 0."""
 
-    def __init__(self, case: Case, rank: int, group: Group, stage: int) -> None:
+    def __init__(self, case: Case, faulty: bool, group: Group, context: Group, stage: int) -> None:
         super().__init__()
         rows = -(-VOCABULARY // case.pad) * case.pad
         if stage == 0:
             table = F.pad(drawn("embedding", VOCABULARY, HIDDEN, scale=0.5), (0, 0, 0, rows - VOCABULARY))
             self.embedding = VocabParallelEmbedding(group.part(table), group, case.sequence)
-        each = case.layers // case.pp
-        faulty = case.fault if rank == case.where or case.where < 0 else ""
+        each = case.layers // case.stages
+        fault = case.fault if faulty else ""
         self.layers = nn.ModuleList(
-            Layer(f"layers.{stage * each + i}", case, group, faulty if i == each // 2 or faulty == "swapped" else "")
+            Layer(
+                f"layers.{stage * each + i}",
+                case,
+                group,
+                context,
+                fault if i == each // 2 or fault == "swapped" else "",
+            )
             for i in range(each)
         )
-        if stage == case.pp - 1:
+        if stage == case.stages - 1:
             table = F.pad(drawn("head", VOCABULARY, HIDDEN), (0, 0, 0, rows - VOCABULARY))
             self.final_norm = RMSNorm("final_norm")
             self.output_layer = ColumnParallelLinear(group.part(table), group, case.sequence)
@@ -391,44 +426,58 @@ def group_of(ranks: list[list[int]], rank: int) -> Group:
 
 def run(case: Case, folder: Path, rank: int) -> None:
     """One training step of this rank; ranks beyond the layout do nothing but to make the groups."""
-    world = case.tp * case.pp * case.dp
+    world = case.tp * case.cp * case.pp * case.dp
     every = list(range(world))
     tensor_groups = [every[i : i + case.tp] for i in range(0, world, case.tp)]
     left = [[r] for r in range(world, dist.get_world_size())]
-    group = group_of(tensor_groups + left, rank)
+    block = case.tp * case.cp
+    context_groups = [every[i + t : i + block : case.tp] for i in range(0, world, block) for t in range(case.tp)]
+    group, context = group_of(tensor_groups + left, rank), group_of(context_groups + left, rank)
     if rank >= world:
         return
     each = world // case.pp
-    stage, replica = rank // each, rank % each // case.tp
-    model = Decoder(case, rank, group, stage).to(getattr(torch, case.dtype))
+    stage, replica = rank // each, rank % each // block
+    stages = [stage + n * case.pp for n in range(case.chunks)]
+    faulty = rank == case.where or case.where < 0
+    models = [
+        Decoder(case, faulty and n == stages[-1], group, context, n).to(getattr(torch, case.dtype)) for n in stages
+    ]
     draw = torch.Generator().manual_seed(replica if case.data == "other" else 0)
     tokens = torch.randint(0, VOCABULARY, (TOKENS, BATCH), generator=draw)
     if case.data == "split":
         tokens = tokens.chunk(case.dp, 1)[replica]
+    answers = tokens.roll(-1, 0)
+    tokens, answers = (t[places(case, context.rank)] for t in (tokens, answers))
     kind = (
         {"task": "statistics", "summary_mode": "md5"}
         if case.digests
         else {"task": "tensor", "tensor_format": "safetensors"}
     )
+    before, behind = (rank - each) % world, (rank + each) % world
+    shape = (len(tokens) // (group.size if case.sequence else 1), tokens.shape[1], HIDDEN)
     with PrecisionDebugger(dump_path=str(folder), level=case.level, **kind) as debugger:
-        debugger.start(model=model)
-        x = tokens
-        if stage:
-            shape = (TOKENS // (group.size if case.sequence else 1), tokens.shape[1], HIDDEN)
-            x = torch.empty(shape, dtype=getattr(torch, case.dtype))
-            dist.irecv(x, rank - each).wait()
-            x.requires_grad_()
-        y = model(x)
-        if stage < case.pp - 1:
-            dist.isend(y.detach(), rank + each).wait()
-            grad = torch.empty_like(y)
-            dist.irecv(grad, rank + each).wait()
-            y.backward(grad)
-        else:
-            logits = y[..., :VOCABULARY].float().reshape(-1, VOCABULARY)
-            F.cross_entropy(logits, tokens.roll(-1, 0).reshape(-1)).backward()
-        if stage:
-            dist.isend(x.grad, rank - each).wait()
+        debugger.start(model=models if case.listed or case.chunks > 1 else models[0])
+        given, made = [], []
+        for n, model in zip(stages, models, strict=True):
+            x = tokens
+            if n:
+                x = torch.empty(shape, dtype=getattr(torch, case.dtype))
+                dist.irecv(x, before).wait()
+                x.requires_grad_()
+            given.append(x)
+            made.append(model(x))
+            if n < case.stages - 1:
+                dist.isend(made[-1].detach(), behind).wait()
+        for n, x, y in reversed(list(zip(stages, given, made, strict=True))):
+            if n < case.stages - 1:
+                grad = torch.empty_like(y)
+                dist.irecv(grad, behind).wait()
+                y.backward(grad)
+            else:
+                logits = y[..., :VOCABULARY].float().reshape(-1, VOCABULARY)
+                F.cross_entropy(logits, answers.reshape(-1)).backward()
+            if n:
+                dist.isend(x.grad, before).wait()
         debugger.stop()
         debugger.step()
 
@@ -444,7 +493,7 @@ def work(rank: int, folder: str, names: list[str], world: int, meeting: str) -> 
 
 def dump(folder: Path, names: list[str]) -> None:
     """Run the cases one after the other in one set of processes."""
-    world = max(c.tp * c.pp * c.dp for c in (CASES[n] for n in names))
+    world = max(c.tp * c.cp * c.pp * c.dp for c in (CASES[n] for n in names))
     with tempfile.TemporaryDirectory() as place:
         meeting = os.fspath(Path(place) / "meeting")
         torch.multiprocessing.spawn(work, (str(folder), names, world, meeting), nprocs=world)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -70,6 +71,10 @@ def cases_of(result: CompareResult) -> dict[str, int]:
         ("tp4", "one_separate"),  # two k and v heads for four ranks
         ("tp4", "tp2_separate"),
         ("pp2", "one_deep"),
+        ("pp2_listed", "one_deep"),
+        ("vpp2", "one_deep"),
+        ("one_listed", "vpp2"),
+        ("tp2vpp2", "one_listed"),
         ("tp2pp2", "one_deep"),
         ("tp2pp2", "tp2_deep"),
         ("one_deep", "tp2pp2"),
@@ -86,6 +91,35 @@ def test_another_layout_of_the_same_weights_agrees(dumps: Path, target: str, gol
     assert set(left) <= {"pass", "incomparable"}
     assert result.coverage > 0.88
     assert all(pair.status == "ok" for pair in result.ranks)
+
+
+@pytest.mark.parametrize(("target", "golden"), [("one_listed", "one_deep"), ("one_deep", "one_listed")])
+def test_a_list_of_one_model_is_that_model(dumps: Path, target: str, golden: str) -> None:
+    result = compared(dumps / target, dumps / golden)
+    assert (result.verdict, result.coverage, result.findings) == ("pass", 1.0, [])
+
+
+@pytest.mark.parametrize("chunks", [False, True], ids=["pp2", "vpp2"])
+def test_stages_inside_of_wrappers(dumps: Path, tmp_path: Path, chunks: bool) -> None:
+    """As Megatron records them: ``Module.0.module.module.layers``."""
+    wrapped = tmp_path / "wrapped"
+    shutil.copytree(dumps / ("vpp2" if chunks else "pp2_listed"), wrapped)
+    for name in ("dump.json", "construct.json"):
+        for file in wrapped.rglob(name):
+            file.write_text(re.sub(r"(?<=\"Module\.\d)\.", ".module.module.", file.read_text()))
+    result = compared(wrapped, dumps / "one_deep")
+    assert (result.verdict, result.findings) == ("pass", [])
+    assert result.coverage > 0.88
+
+
+@pytest.mark.parametrize("by", MODES)
+@pytest.mark.parametrize(("target", "golden"), [("cp2", "one"), ("one", "cp2"), ("tp2cp2", "tp2")])
+def test_sequences_shared_in_zigzag_order(dumps: Path, target: str, golden: str, by: str) -> None:
+    """Context parallel ranks: gradients of the mean over half a sequence are twice those over all of it."""
+    result = compared(dumps / target, dumps / golden, by)
+    assert (result.verdict, errors(result), result.mode) == ("pass", [], by)
+    assert result.counts["warning"] == 0
+    assert 0.5 < result.coverage < 0.6  # forward only
 
 
 @pytest.mark.parametrize("by", MODES)
@@ -222,6 +256,9 @@ def test_other_bits_of_another_layout_are_no_difference(dumps: Path) -> None:
             "layers.1.attention.linear_k",
         ),
         ("pp2_fc1", "one_deep", 1, "parameter", "", "Tensor.t.6.forward", "layers.3.mlp.linear_fc1"),
+        ("vpp2_fc1", "one_deep", 1, "parameter", "", "Tensor.t.6.forward", "0.layers.3.mlp.linear_fc1"),
+        ("cp2_fc1", "one", 1, "parameter", "rank_divergence", "Tensor.t.6.forward", "layers.1.mlp.linear_fc1"),
+        ("cp2_element", "one", 1, "introduced", "", "Module.layers.1.mlp.product.Fault.forward.0", ""),
         ("tp2pp2_fc1", "one_deep", 3, "parameter", "", "Tensor.t.6.forward", "layers.3.mlp.linear_fc1"),
         ("dp2_fc1", "one", 1, "parameter", "rank_divergence", "Tensor.t.6.forward", "layers.1.mlp.linear_fc1"),
         ("ep2_fc1", "one_experts", 1, "parameter", "", "Tensor.t.8.forward", "layers.1.mlp.experts.2.linear_fc1"),
@@ -287,6 +324,12 @@ def test_a_group_with_a_rank_missing_is_one_clear_error(dumps: Path, tmp_path: P
     with pytest.raises(NumprobeError, match="E-CMP-004") as caught:
         compared(three, dumps / "one_separate")
     assert "3 and 1 ranks" in caught.value.found
+
+
+def test_tensors_and_sequences_shared_at_once_against_neither_is_one_clear_error(dumps: Path) -> None:
+    with pytest.raises(NumprobeError, match="E-CMP-004") as error:
+        compared(dumps / "tp2cp2", dumps / "one")
+    assert "cut alike" in error.value.do
 
 
 def test_a_rank_that_cannot_be_read_is_told(dumps: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from numprobe.align.calls import Calls
 from numprobe.align.items import INPUT, OUTPUT, keys_of, rows_of
 from numprobe.align.layers import Children, translate
 from numprobe.align.mindspore import pytorch_api
-from numprobe.align.naming import SAME_NAMES, Names, Naming, same_api, same_module, unwrapped
+from numprobe.align.naming import SAME_NAMES, Names, Naming, model_of, same_api, same_module, unwrapped
 from numprobe.align.records import RecordPairs
 from numprobe.record.names import BACKWARD, PARAMETERS_GRAD, OpName
 
@@ -52,13 +52,31 @@ def naming_of(mapping: Mapping, target: Calls, golden: Calls) -> Naming:
     """How the records of these two ranks are called. MindSpore's APIs have their PyTorch names against PyTorch."""
     frameworks = [calls.dump.index.info.framework for calls in (target, golden)]
     known = pytorch_api if frameworks == ["mindspore", "pytorch"] else same_api
-    if mapping == NO_MAPPING and known is same_api:
+    listed = _is_listed(target), _is_listed(golden)
+    if mapping == NO_MAPPING and known is same_api and listed[0] == listed[1]:
         return SAME_NAMES
-    module: Names = RenamedModules(mapping.cells) if mapping.cells else same_module
+    as_golden: Names = same_module if listed[0] == listed[1] else in_a_list if listed[1] else in_no_list
+    module: Names = RenamedModules(mapping.cells) if mapping.cells else as_golden
     if mapping.layers is not None:
         module = TranslatedModules(translate(mapping.layers, target.ops, golden.ops).paths, module)
     api = RenamedApis({rule.target: rule.golden for rule in mapping.apis}, known) if mapping.apis else known
     return Naming(module, api, _given_records(mapping, target, golden))
+
+
+def _is_listed(calls: Calls) -> bool:
+    """Was a list of one model recorded?"""
+    models = {model_of(op.path) for op in calls.ops if op.is_module}
+    return models == {0}
+
+
+def in_a_list(path: str, kind: str) -> tuple[str, str]:
+    """What is recorded of a model, as of the only one of a list."""
+    return same_module(f"0.{path}" if path else "0", kind)
+
+
+def in_no_list(path: str, kind: str) -> tuple[str, str]:
+    """What is recorded of the only model of a list, as of that model alone."""
+    return same_module(path.partition(".")[2], kind)
 
 
 @dataclass(frozen=True)

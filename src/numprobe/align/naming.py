@@ -10,6 +10,8 @@ from typing import TypeAlias
 # what wrappers put into module paths: torch's DDP, FSDP, torch.compile, activation checkpointing
 WRAPPERS = frozenset(("module", "_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module", "_forward_module"))
 
+NO_LIST = -1  # number of a model that was recorded alone
+
 Names: TypeAlias = Callable[[str, str], tuple[str, str]]
 
 
@@ -18,6 +20,16 @@ def unwrapped(path: str) -> str:
     """A module path without the parts that wrappers add."""
     parts = path.split(".")
     return ".".join(p for p in parts if p not in WRAPPERS) if WRAPPERS.intersection(parts) else path
+
+
+def model_of(path: str) -> int:
+    """The number of a model in the list that was recorded, which its paths begin with.
+
+    >>> model_of("1.decoder.layers.0.mlp"), model_of("decoder.layers.0.mlp")
+    (1, -1)
+    """
+    first = path.partition(".")[0]
+    return int(first) if first.isdecimal() else NO_LIST
 
 
 def same_module(path: str, kind: str) -> tuple[str, str]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from numprobe.align.calls import Calls
+from numprobe.align.naming import NO_LIST, WRAPPERS, model_of
 from numprobe.align.shards.joined import JoinedCalls, Origin, Ranks, assembled, named
 from numprobe.record.names import BACKWARD, OpName
 from numprobe.record.trace import INPUT, OUTPUT, PARAMETER, PARAMETER_GRAD
@@ -14,11 +15,13 @@ from numprobe.record.trace import INPUT, OUTPUT, PARAMETER, PARAMETER_GRAD
 
 @dataclass(frozen=True)
 class Stage:
-    """One rank of a column. ``offsets``: what has to be added to the numbers behind a module path (``decoder.layers``,
-    ``decoder.layers.#.mlp.experts``) to get those of the whole model."""
+    """One rank of a column, or one of the models that it lists (``chunk``: its number there; of an interleaved pipeline a rank
+    has several stages). ``offsets``: what has to be added to the numbers behind a module path (``decoder.layers``,
+    ``decoder.layers.#.mlp.experts``) to get those of the whole model; behind the empty one, to that of the list."""
 
     rank: int
     offsets: tuple[tuple[str, int], ...] = ()
+    chunk: int | None = None
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,8 @@ def join_stages(ranks: Ranks, stages: Sequence[Stage]) -> JoinedCalls:
     found = [
         (key, _Entry((s.rank, i), op, _rows(ranks, s.rank, i)))
         for n, s in enumerate(stages)
-        for (key, i), op in zip(_order(ranks.calls[s.rank], n), _ops(ranks.calls[s.rank], s), strict=True)
+        for (key, chunk, i), op in zip(_order(ranks.calls[s.rank], n), _ops(ranks.calls[s.rank], s), strict=True)
+        if s.chunk in (None, chunk)
     ]
     if len(stages) > 1:
         found = sorted(_containers_once(ranks, found), key=lambda f: f[0])
@@ -72,41 +76,57 @@ def renumbered(path: str, offsets: Mapping[str, int]) -> str:
 
     >>> renumbered("decoder.layers.1.mlp", {"decoder.layers": 2})
     'decoder.layers.3.mlp'
+    >>> renumbered("1.module.decoder.layers.1.mlp", {"": -1, "decoder.layers": 2})
+    '0.module.decoder.layers.3.mlp'
     """
     parts, pattern = [], ""
     for part in path.split("."):
         number = part.isdecimal()
-        parts.append(str(int(part) + offsets.get(pattern, 0)) if number else part)
-        pattern = ".".join(p for p in (pattern, "#" if number else part) if p)
+        parts.append(str(int(part) + _offset(pattern, offsets)) if number else part)
+        if part not in WRAPPERS:
+            pattern = ".".join(p for p in (pattern, "#" if number else part) if p)
     return ".".join(parts)
 
 
-def _order(calls: Calls, stage: int) -> list[tuple[_Key, int]]:
-    """Where each record belongs: micro-batches one after the other, forward from the first stage to the last, backward from the
-    last to the first. Calls outside of modules belong to the module that follows, in backward to the one before."""
-    micro: list[int] = []
+def _offset(pattern: str, offsets: Mapping[str, int]) -> int:
+    """Of the numbers behind this path: those of a list of models are not in the names of its parameters."""
+    return offsets.get(pattern, offsets.get(pattern.removeprefix("#."), 0))
+
+
+def _order(calls: Calls, stage: int) -> list[tuple[_Key, int, int]]:
+    """Where each record belongs, the model of the list that it is of, and its number: micro-batches one after the other, forward
+    from the first stage to the last, backward from the last to the first. Calls outside of modules belong to the module that
+    follows, in backward to the one before; those around the modules of all micro-batches to the last."""
+    owner, back = _outermost(calls), of_backward(calls)
+    for way, indices in ((False, range(len(owner) - 1, -1, -1)), (True, range(len(owner)))):
+        near: OpName | None = None
+        for i in indices:
+            if back[i] == way:
+                near = owner[i] = owner[i] if owner[i] is not None else near
+    last = max((op.call for op in owner if op is not None), default=0)
+    behind = max((model_of(op.path) for op in owner if op is not None), default=NO_LIST)
+    found = []
+    for i, op in enumerate(owner):
+        call, model = (op.call, model_of(op.path)) if op is not None and not calls.around[i] else (last, behind)
+        found.append(((call if call >= 0 else last, back[i], -stage if back[i] else stage, i), model, i))
+    return found
+
+
+def _outermost(calls: Calls) -> list[OpName | None]:
+    """By record, the outermost module that it is inside of."""
+    found: list[OpName | None] = []
     for i, parent in enumerate(calls.parent):
         while parent >= 0:
             i, parent = parent, calls.parent[parent]
-        micro.append(calls.ops[i].call if calls.ops[i].is_module else -1)
-    back = _of_backward(calls, micro)
-    for way, indices in ((False, range(len(micro) - 1, -1, -1)), (True, range(len(micro)))):
-        near = -1
-        for i in indices:
-            if back[i] == way:
-                near = micro[i] = micro[i] if micro[i] >= 0 else near
-    last = max(micro, default=0)
-    return [
-        ((last if calls.around[i] or m < 0 else m, back[i], -stage if back[i] else stage, i), i)
-        for i, m in enumerate(micro)
-    ]
+        found.append(calls.ops[i] if calls.ops[i].is_module else None)
+    return found
 
 
-def _of_backward(calls: Calls, micro: Sequence[int]) -> list[bool]:
+def of_backward(calls: Calls) -> list[bool]:
     """Does a record belong to the backward pass? A forward call outside of modules does (a collective, say) that stands behind
     backward records, and not before a module's forward."""
     back = [op.direction == BACKWARD for op in calls.ops]
-    loose = [not b and m < 0 for b, m in zip(back, micro, strict=True)]
+    loose = [not b and owner is None for b, owner in zip(back, _outermost(calls), strict=True)]
     follows = False  # the next record that is not loose is one of forward
     ahead = []
     for b, free in zip(reversed(back), reversed(loose), strict=True):

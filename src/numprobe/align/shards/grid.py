@@ -14,13 +14,30 @@ from dataclasses import dataclass, field
 
 from numprobe.align.shards.columns import Stage
 from numprobe.align.shards.likeness import Match, Offsets, joined_signature, match, replicas, shares_of
-from numprobe.align.shards.signature import Signature
+from numprobe.align.shards.signature import Signature, models_of
 from numprobe.align.shards.split import split_of
 from numprobe.align.shards.unit import Group, Unit
 from numprobe.formats.layout import RankFolder
 
 Rank = tuple[RankFolder, Signature]
+Part = tuple["Place", Signature]
 FEW = 0.05  # of the shapes
+
+
+@dataclass(frozen=True)
+class Place:
+    """A rank, or one of the models that it lists: a stage of an interleaved pipeline."""
+
+    folder: RankFolder
+    chunk: int | None = None
+
+    @property
+    def key(self) -> tuple[str, int | None]:
+        return self.folder.key, self.chunk
+
+    def stage(self, number: int, offsets: Offsets) -> Stage:
+        """The rank has this number in its group. Models of a list get the number of the first, so that they are one."""
+        return Stage(number, (("", -self.chunk), *offsets) if self.chunk else offsets, self.chunk)
 
 
 @dataclass
@@ -37,11 +54,12 @@ def sort_ranks(target: Sequence[Rank], golden: Sequence[Rank]) -> Grid:
     """Find the ranks that belong together."""
     grid = Grid()
     if not all(s.parameters for _, s in (*target, *golden)):
-        if not _parts(target, golden):
+        ones, others = ([(Place(folder), s) for folder, s in ranks] for ranks in (target, golden))
+        if not _parts(ones, others):
             return Grid(by_number=True)
-        sets = list(_in_order(target, golden))
+        sets = list(_in_order(ones, others))
     else:
-        sets = _sets(target, golden)
+        sets = _sets(_places(target, golden), _places(golden, target))
     for found in sets:
         grid.units += _units(found)
     for side, ranks in enumerate((target, golden)):
@@ -50,18 +68,38 @@ def sort_ranks(target: Sequence[Rank], golden: Sequence[Rank]) -> Grid:
     return grid
 
 
+def _places(ranks: Sequence[Rank], others: Sequence[Rank]) -> list[Part]:
+    """The ranks, or the models that they list, where the other side lists fewer: then they are stages of one."""
+    lists = [models_of(signature) for _, signature in ranks]
+    if len(lists[0]) == 1 or max(len(models_of(signature)) for _, signature in others) > 1:
+        return [
+            (Place(folder), next(iter(of.values())) if len(of) == 1 else signature)
+            for (folder, signature), of in zip(ranks, lists, strict=True)
+        ]
+    models = sorted({model for of in lists for model in of})
+    return [
+        (Place(folder, model), of[model])
+        for model in models
+        for (folder, _), of in zip(ranks, lists, strict=True)
+        if model in of
+    ]
+
+
 @dataclass
 class _Set:
     """Ranks that hold parts of each other, on both sides; ``offsets`` by key of a rank: what makes its numbers global."""
 
-    sides: tuple[list[Rank], list[Rank]]
-    offsets: tuple[dict[str, Offsets], dict[str, Offsets]]
+    sides: tuple[list[Part], list[Part]]
+    offsets: tuple[_OffsetsOf, _OffsetsOf]
+
+
+_OffsetsOf = dict[tuple[str, int | None], Offsets]
 
 
 # --- sets ------------------------------------------------------------------------------------------------------------
 
 
-def _sets(target: Sequence[Rank], golden: Sequence[Rank]) -> list[_Set]:
+def _sets(target: Sequence[Part], golden: Sequence[Part]) -> list[_Set]:
     """Connected ranks. The side whose ranks have more parameters has the numbers that count."""
     fine = _size(target) <= _size(golden)  # the target's ranks are parts of the golden run's
     small, large = (target, golden) if fine else (golden, target)
@@ -75,17 +113,17 @@ def _sets(target: Sequence[Rank], golden: Sequence[Rank]) -> list[_Set]:
         matches.update({(i, j): found for i, found in enumerate(single) if found.good})
     sets = []
     for ones, others in _connected(matches):
-        offsets = {}
+        offsets: _OffsetsOf = {}
         for i in ones:
             best = max((matches[i, j] for j in others if (i, j) in matches), key=Match.score)
             offsets[small[i][0].key] = best.offsets
         sides = [small[i] for i in sorted(ones)], [large[j] for j in sorted(others)]
-        all_offsets: tuple[dict[str, Offsets], dict[str, Offsets]] = offsets, {}
+        all_offsets: tuple[_OffsetsOf, _OffsetsOf] = offsets, {}
         sets.append(_Set(sides, all_offsets) if fine else _Set(sides[::-1], all_offsets[::-1]))
     return sets
 
 
-def _neighbours(ranks: Sequence[Rank], other: Signature) -> Iterator[list[int]]:
+def _neighbours(ranks: Sequence[Part], other: Signature) -> Iterator[list[int]]:
     """Ranks that may be one tensor parallel group, as many as the share of the whole says that one has: next to each other, or as
     far from each other as can be. A single rank of many may have the largest element of none of its tensors; a group has."""
     shares = Counter(share for _, one in ranks[:1] for share in shares_of(one, other))
@@ -99,7 +137,7 @@ def _neighbours(ranks: Sequence[Rank], other: Signature) -> Iterator[list[int]]:
         yield from (list(range(g, len(ranks), groups)) for g in range(groups))
 
 
-def _size(ranks: Sequence[Rank]) -> int:
+def _size(ranks: Sequence[Part]) -> int:
     return max(len(s.parameters) for _, s in ranks)
 
 
@@ -118,7 +156,7 @@ def _connected(pairs: dict[tuple[int, int], Match]) -> Iterator[tuple[set[int], 
         yield ones, others
 
 
-def _parts(target: Sequence[Rank], golden: Sequence[Rank]) -> bool:
+def _parts(target: Sequence[Part], golden: Sequence[Part]) -> bool:
     """Have ranks of the larger side parts of what one of the smaller has? Of activations many are the same on all ranks."""
     few, many = sorted((target, golden), key=len)
     each = max(len(many) // len(few), 2)
@@ -129,7 +167,7 @@ def _parts(target: Sequence[Rank], golden: Sequence[Rank]) -> bool:
     return parts > FEW * len(shared) or same < len(shared) / 2
 
 
-def _in_order(target: Sequence[Rank], golden: Sequence[Rank]) -> Iterator[_Set]:
+def _in_order(target: Sequence[Part], golden: Sequence[Part]) -> Iterator[_Set]:
     """Without parameters: so many neighbours of the larger side belong to one rank of the smaller."""
     few, many = sorted((target, golden), key=len)
     each, rest = divmod(len(many), len(few))
@@ -156,13 +194,13 @@ def _units(found: _Set) -> list[Unit]:
     return [Unit(_group(copy), _group(other[i * len(other) // len(one)])) for i, copy in enumerate(one)]
 
 
-_Column = tuple[tuple[Rank, Offsets], ...]  # by stage
+_Column = tuple[tuple[Part, Offsets], ...]  # by stage
 _Copy = tuple[_Column, ...]
 
 
-def _block(ranks: Sequence[Rank], offsets: dict[str, Offsets]) -> list[_Copy] | None:
+def _block(ranks: Sequence[Part], offsets: _OffsetsOf) -> list[_Copy] | None:
     """The ranks of one side as copies x columns x stages; None where they do not fill such a block."""
-    stages: dict[Offsets, list[Rank]] = defaultdict(list)
+    stages: dict[Offsets, list[Part]] = defaultdict(list)
     for rank in ranks:
         stages[_of_layers(offsets.get(rank[0].key, ()))].append(rank)
     by_stage = [_classes(stages[o]) for o in sorted(stages, key=lambda o: ([n for _, n in o[:1]], o))]
@@ -183,9 +221,9 @@ def _of_layers(offsets: Offsets) -> Offsets:
     return tuple((prefix, n) for prefix, n in offsets if "#" not in prefix)
 
 
-def _classes(ranks: Sequence[Rank]) -> list[list[Rank]]:
+def _classes(ranks: Sequence[Part]) -> list[list[Part]]:
     """Ranks with the same parameters."""
-    found: list[list[Rank]] = []
+    found: list[list[Part]] = []
     for rank in ranks:
         for members in found:
             if rank[1].parameters and replicas(members[0][1], rank[1]):
@@ -222,10 +260,12 @@ def _whole(one: _Copy, other: _Copy) -> bool:
 
 
 def _group(copy: _Copy) -> Group:
-    ranks = sorted(
-        {rank.key: rank for column in copy for (rank, _), _ in column}.values(), key=lambda r: (r.rank or 0, r.key)
-    )
+    folders = {place.folder.key: place.folder for column in copy for (place, _), _ in column}
+    ranks = sorted(folders.values(), key=lambda r: (r.rank or 0, r.key))
     number = {rank.key: i for i, rank in enumerate(ranks)}
     return Group(
-        tuple(ranks), tuple(tuple(Stage(number[rank.key], offsets) for (rank, _), offsets in column) for column in copy)
+        tuple(ranks),
+        tuple(
+            tuple(place.stage(number[place.folder.key], offsets) for (place, _), offsets in column) for column in copy
+        ),
     )

@@ -10,6 +10,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from numprobe.align.shards.columns import of_backward
 from numprobe.align.shards.joined import JoinedCalls
 from numprobe.align.shards.signature import pattern
 from numprobe.align.shards.split import Shape, merged_figures
@@ -19,7 +20,6 @@ from numprobe.align.shards.tensor import Piece, joined, pieces
 from numprobe.formats.msprobe.values import ABSENT, GIVEN, NULL, Texts, ValueTable
 from numprobe.formats.tensors import TensorFile
 from numprobe.record.dtypes import float_format
-from numprobe.record.names import BACKWARD
 from numprobe.record.trace import PARAMETER
 
 T = TypeVar("T")
@@ -50,8 +50,7 @@ class MergedCalls(JoinedCalls):
         return found
 
     def _of_backward(self) -> NDArray[np.bool_]:
-        backward = np.array([op.direction == BACKWARD for op in self.ops], bool)
-        found: NDArray[np.bool_] = backward[self.values.op_of()]
+        found: NDArray[np.bool_] = np.array(of_backward(self), bool)[self.values.op_of()]
         return found
 
     def find_average(self, other: ValueTable, partner: Rows) -> int:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 
 import msgspec
 
-from numprobe.align.naming import unwrapped
+from numprobe.align.naming import NO_LIST, model_of, unwrapped
 from numprobe.formats.dump import RankDump
 from numprobe.formats.layout import RankFolder
 from numprobe.formats.msprobe.values import ValueTable
@@ -91,3 +92,20 @@ def numbered(shape: str, numbers: Iterable[int]) -> str:
     """The inverse of :func:`pattern`."""
     each = iter(numbers)
     return re.sub("#", lambda _: str(next(each)), shape)
+
+
+def models_of(one: Signature) -> dict[int, Signature]:
+    """The models of a list that was recorded, each with its own names: by its number there, or under :data:`NO_LIST` what is no
+    list. Several are one where they have other parameters, as the modules of a ``Sequential``."""
+    found: dict[int, Signature] = defaultdict(lambda: Signature({}, {}))
+    for name, parameter in one.parameters.items():
+        found[model_of(name)].parameters[name.partition(".")[2]] = parameter
+    if NO_LIST in found or (len(found) == 1 and 0 not in found):
+        return {NO_LIST: one}
+    if len(found) > 1 and not set.intersection(*(set(of.parameters) for of in found.values())):
+        return {NO_LIST: one}
+    for name, shape in one.shapes.items():
+        model = model_of(name.partition(".")[2])
+        if model in found:
+            found[model].shapes[name.replace(f".{model}.", ".", 1)] = shape
+    return dict(found)

@@ -28,16 +28,29 @@ class Piece(NamedTuple):
     length: int
 
 
+ZIGZAG = (
+    0  # in the place of a number of groups: two chunks a part, the second ones the other way round (context parallel)
+)
+
+
 def pieces(sizes: Sequence[int], full: int, groups: int = 1) -> tuple[Piece, ...]:
     """The order of parts of these sizes in a dimension of ``full``.
 
     With ``groups`` each part has its share of every group: of ``[gate, up]`` rank 0 has ``[gate 0, up 0]``. What the parts have
-    beyond ``full`` is padding at the end.
+    beyond ``full`` is padding at the end. In :data:`ZIGZAG` order the first of n parts has chunks 0 and 2n-1, the second 1 and
+    2n-2, as context parallel ranks share the work of causal attention.
 
     >>> pieces([4, 4], 8, groups=2)
     (Piece(part=0, begin=0, length=2), Piece(part=1, begin=0, length=2), Piece(part=0, begin=2, length=2), \
 Piece(part=1, begin=2, length=2))
+    >>> pieces([4, 4], 8, ZIGZAG)
+    (Piece(part=0, begin=0, length=2), Piece(part=1, begin=0, length=4), Piece(part=0, begin=2, length=2))
     """
+    if groups == ZIGZAG:
+        there = [Piece(part, 0, size // 2) for part, size in enumerate(sizes)]
+        back = [Piece(part, size // 2, size - size // 2) for part, size in enumerate(sizes)][::-1]
+        turn = Piece(there[-1].part, 0, there[-1].length + back[0].length)
+        return (*there[:-1], turn, *back[1:])
     found = []
     for group in range(groups):
         for part, size in enumerate(sizes):

@@ -32,7 +32,7 @@ class Group:
     @property
     def alone(self) -> bool:
         """One rank, as it is?"""
-        return len(self.ranks) == 1 and not self.columns[0][0].offsets
+        return self.columns == ((Stage(0),),)
 
 
 @dataclass(frozen=True)
