@@ -48,6 +48,14 @@ def test_both_languages_have_the_same_keys_and_fields(catalogue):
         assert optional - optional_zh <= plural_only, key
 
 
+@pytest.mark.parametrize("catalogue", [CATALOGUE, COMPARE, RL, AGENT], ids=["nan", "compare", "rl", "agent"])
+def test_the_words_of_verdicts_and_of_the_heads_above_them_are_said_in_one_place(catalogue):
+    own = Catalogue(catalogue.folders[:1])
+    shared = {key for key in GENERIC.templates("en") if key.startswith(("verdict.", "head."))}
+    assert len(shared) > 20
+    assert not shared & set(own.templates("en"))
+
+
 @pytest.mark.parametrize("lang", ["en", "zh"])
 def test_templates_are_well_formed(lang):
     for key, template in CATALOGUE.templates(lang).items():

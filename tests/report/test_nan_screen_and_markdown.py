@@ -79,7 +79,7 @@ def test_other_verdicts():
     assert clean.startswith("✓ no overflow. No operator made NaN or Inf.")
     assert "limits" in clean
     open_ = render_terminal(source_outside_view(), "zh", Style(width=80), REPORT)
-    assert open_.startswith("? 无法定论。")
+    assert open_.startswith("? 无法判定。")
     assert "嫌疑" in open_
     assert "77" in open_
 

@@ -35,7 +35,7 @@ ROW_BADGES = {
 }
 SCRIPT_WORDS = (
     *("page.copy", "page.copied", "page.filter", "page.shown", "page.previous", "page.next", "page.pages"),
-    *("head.verdict", *(f"row.{verdict}" for verdict in LETTERS)),
+    *("head.verdict", *(f"verdict.row.{verdict}" for verdict in LETTERS)),
     *heat.SCRIPT_WORDS,
 )
 
@@ -73,7 +73,7 @@ def render_html(result: RlResult, lang: str, *, artifacts: Sequence[str] = ()) -
             {
                 "words": script_words(CATALOGUE, SCRIPT_WORDS),
                 "maps": heat_values(maps),
-                "verdict": "row.",
+                "verdict": "verdict.row.",
                 "rows": _columns(rows) if len(rows) > WITHOUT_SCRIPT else None,
             }
         ),

@@ -92,7 +92,7 @@ def _figures(figures: list[Figures], lang: str) -> list[str]:
         for side, four in (("train", f.train), ("rollout", f.rollout)):
             first = side == "train"
             tail = (
-                [view.percent(f.error), view.percent(f.expected), say(lang, f"row.{f.verdict}")]
+                [view.percent(f.error), view.percent(f.expected), say(lang, f"verdict.row.{f.verdict}")]
                 if first
                 else ["", "", ""]
             )
@@ -109,7 +109,7 @@ def _mapping(result: RlResult, lang: str) -> list[str]:
             code(pair.place),
             ", ".join(code(n) for n in pair.train) or "-",
             ", ".join(code(n) for n in pair.rollout) or "-",
-            say(lang, f"row.{pair.verdict}"),
+            say(lang, f"verdict.row.{pair.verdict}"),
             view.percent(pair.error),
         ]
         for pair in result.mapping[:500]

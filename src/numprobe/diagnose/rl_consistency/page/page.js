@@ -13,5 +13,5 @@ if (table) {
     return row;
   }) : [...table.tBodies[0].rows];
   for (const row of drawn) row.verdict ??= row.dataset.verdict;
-  keptTable(table, drawn, [['verdict', 'row.', 'head.verdict']]);
+  keptTable(table, drawn, [['verdict', 'verdict.row.', 'head.verdict']]);
 }

@@ -107,7 +107,7 @@ def _figures(first: Finding, lang: str, style: Style) -> list[str]:
     for name, figures in (("anchor", view.outputs(first.anchor_figures)), ("suspect", view.telling(first))):
         for n, f in enumerate(figures):
             role = SHOWN_AS.get(f.verdict, "undecided")
-            verdict = Cell(f"{sign(role)} {say(lang, f'row.{f.verdict}')}", role)
+            verdict = Cell(f"{sign(role)} {say(lang, f'verdict.row.{f.verdict}')}", role)
             for stat, train, rollout in zip(view.FOUR, f.train, f.rollout, strict=True):
                 top = stat == view.FOUR[0]
                 rows.append(
