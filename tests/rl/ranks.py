@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from bisect import bisect_right
 from pathlib import Path
 from typing import Any
 
@@ -61,23 +62,34 @@ def _figures(x: Tensor) -> dict[str, Any]:
     return {"shape": list(x.shape), **{k: float(v) for k, v in four.items()}}
 
 
-def split_over_stages(folder: Path, out: Path, first_layers: int, *, local: bool = True) -> Path:
-    """The ranks of a dump as those of the first of two pipeline stages, and as many of the second.
+def split_over_stages(folder: Path, out: Path, *ends: int, chunks: int = 1, local: bool = True) -> Path:
+    """The ranks of a dump as those of the first pipeline stage, as many of the second, and so on. ``ends``: the layers in front of
+    which a new stage begins.
 
-    ``local``: that numbers its layers from 0."""
+    ``local``: each numbers its layers from 0. ``chunks``: every rank has so many stages, as a list of models; the first ones of
+    all ranks come before the second ones."""
     sources = sorted(path.parent for path in folder.rglob("dump.json"))
+    count = len(ends) + 1
+    places = count // chunks
     for number, source in enumerate(sources):
         content = json.loads((source / "dump.json").read_text())
-        stages: list[dict[str, Any]] = [{}, {}]
+        ranks: list[dict[str, Any]] = [{} for _ in range(places)]
         for name, record in content["data"].items():
+            if not name.startswith("Module."):
+                continue
             layer = re.search(r"\blayers\.(\d+)\.", name)
-            late = int(layer.group(1)) >= first_layers if layer else bool(re.search("norm|output_layer|lm_head", name))
-            if layer and late and local:
-                name = name.replace(layer.group(0), f"layers.{int(layer.group(1)) - first_layers}.")
-            if name.startswith("Module.") and (layer or re.search("embed|norm|output_layer|lm_head", name)):
-                stages[late][name] = record
-        for late, data in enumerate(stages):
-            place = out / "step0" / f"rank{number + late * len(sources)}"
+            if layer:
+                stage = bisect_right(ends, int(layer.group(1)))
+                first = ends[stage - 1] if stage and local else 0
+                name = name.replace(layer.group(0), f"layers.{int(layer.group(1)) - first}.")
+            elif re.search("embed|norm|output_layer|lm_head", name):
+                stage = 0 if "embed" in name else count - 1
+            else:
+                continue
+            model = f"Module.{stage // places}." if chunks > 1 else "Module."
+            ranks[stage % places][name.replace("Module.", model, 1)] = record
+        for rank, data in enumerate(ranks):
+            place = out / "step0" / f"rank{number + rank * len(sources)}"
             shutil.copytree(source / "dump_tensor_data", place / "dump_tensor_data")
             (place / "dump.json").write_text(json.dumps({**content, "data": data}))
     return out
