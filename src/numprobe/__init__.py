@@ -37,9 +37,11 @@ def ask(sentence: str, paths: Sequence[str] = (), *, lang: str | None = None, ou
 
     from numprobe.agent.ask import Silent
     from numprobe.agent.ask import ask as answer
+    from numprobe.agent.sentence import read_sentence
 
     given = [paths] if isinstance(paths, (str, Path)) else paths
-    return answer(sentence, Silent(), paths=[str(p) for p in given], lang=lang, out=Path(out) if out else None)
+    read = read_sentence(sentence, [str(p) for p in given])
+    return answer(read, Silent(), lang=lang, out=Path(out) if out else None)
 
 
 def follow(run: str | Path, question: str, *, lang: str | None = None, out: str | Path | None = None) -> Asked:
@@ -53,8 +55,9 @@ def follow(run: str | Path, question: str, *, lang: str | None = None, out: str 
 
     from numprobe.agent.ask import Silent
     from numprobe.agent.follow.answering import follow as answer
+    from numprobe.agent.sentence import read_sentence
 
-    return answer(run, question, Silent(), lang=lang, out=Path(out) if out else None)
+    return answer(run, read_sentence(question), Silent(), lang=lang, out=Path(out) if out else None)
 
 
 __all__ = ["__version__", "ask", "follow"]

@@ -148,6 +148,34 @@ def test_what_is_missing_is_named_and_nothing_runs(tmp_path: Path, sentence: str
 
 
 @pytest.mark.parametrize(
+    "text", ["loss is NaN", "loss 为 NaN", "loss is NaN: nowhere/step0", "loss 为 NaN：nowhere/step0"]
+)
+@pytest.mark.parametrize(
+    ("flag", "variable", "file", "lang"),
+    [
+        ("", "", "", ""),  # the question's own
+        ("", "", "zh", "zh"),
+        ("", "en", "zh", "en"),
+        ("zh", "en", "en", "zh"),
+    ],
+)
+def test_the_language_is_that_of_the_question_unless_one_is_chosen(
+    tmp_path: Path, text: str, flag: str, variable: str, file: str, lang: str
+) -> None:
+    (tmp_path / ".config" / "numprobe").mkdir(parents=True)
+    if file:
+        (tmp_path / ".config" / "numprobe" / "config.toml").write_text(f'version = 1\nlang = "{file}"\n')
+    flags = ["--lang", flag] if flag else []
+    environ = {"NUMPROBE_LANG": variable} if variable else {}
+    wanted = lang or ("zh" if "为" in text else "en")
+    for command in (["ask", text], ["follow", "nowhere", text]):
+        ran = numprobe(tmp_path, *command, *flags, **environ)
+        assert ran.code == 2
+        said = (ran.out + ran.err).replace(text, "")  # what is missing, or the error
+        assert bool(re.search(r"[\u4e00-\u9fff]", said)) == (wanted == "zh"), said
+
+
+@pytest.mark.parametrize(
     "sentence",
     ["find the gradient spike in {0}/dump/first_step_nan", "模型输出乱码", "算子差异扫描", "compare result x.csv"],
 )

@@ -71,6 +71,16 @@ def test_a_conversation(dumps: Path, tmp_path: Path) -> None:
     assert len(list((tmp_path / "runs").glob("*/run.json"))) == 2
 
 
+def test_a_question_waits_for_its_path_until_there_is_one(dumps: Path, tmp_path: Path) -> None:
+    ran = chat(tmp_path, ["loss 为 NaN", "no/such/path", str(dumps / "dump" / "first_step_nan"), "/lang auto", "why?"])
+    assert "E-AGT-002" in ran.err
+    assert "位置" in ran.err  # in the language of the question that waits
+    answer, *_, last = ran.out.split("> ")[3:]
+    assert "由 6 号卡产生" in answer
+    assert "在未收到脏数据时" not in last
+    assert "Only rank 6" in last
+
+
 def test_commands(dumps: Path, tmp_path: Path) -> None:
     ran = chat(
         tmp_path,

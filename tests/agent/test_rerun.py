@@ -13,6 +13,7 @@ from numprobe.agent.ask import Asked, Silent
 from numprobe.agent.chat.conversation import Conversation
 from numprobe.agent.follow.answering import CORRECTIONS, follow
 from numprobe.agent.runs import FinishedRun, load_run
+from numprobe.agent.sentence import read_sentence
 from numprobe.agent.skills.builtin import BUILTIN
 from numprobe.diagnose.nan_overflow import command as nan
 from numprobe.diagnose.nan_overflow.skill import NanOptions
@@ -29,7 +30,7 @@ def manifest(folder: Path | None) -> dict[str, Any]:
 
 
 def by_sentence(run: Path, name: str, folder: Path) -> Asked:
-    return follow(run, f"排除 {name} 并重跑", Silent(), folder=folder)
+    return follow(run, read_sentence(f"排除 {name} 并重跑"), Silent(), folder=folder)
 
 
 def by_command(run: Path, name: str, folder: Path) -> Asked:
@@ -74,7 +75,8 @@ def test_a_mapping_keeps_the_options_of_the_run(dumps: Path, tmp_path: Path, mon
 
 def test_an_exclusion_that_no_record_has_is_told(nan_run: FinishedRun, tmp_path: Path) -> None:
     shutil.copytree(nan_run.folder, tmp_path / "run")
-    asked = follow(tmp_path / "run", "exclude Functional.no_such_thing and rerun", Silent(), folder=tmp_path / "runs")
+    wanted = read_sentence("exclude Functional.no_such_thing and rerun")
+    asked = follow(tmp_path / "run", wanted, Silent(), folder=tmp_path / "runs")
     assert "matched no candidate: Functional.no_such_thing" in asked.answer.to_text()
 
 

@@ -14,7 +14,7 @@ from numprobe.agent.answer import Answer, Lines
 from numprobe.agent.messages import say
 from numprobe.agent.probe import RUNS, Probe, probe
 from numprobe.agent.router import UNSUPPORTED, Route, route
-from numprobe.agent.sentence import Sentence, read_sentence
+from numprobe.agent.sentence import Sentence
 from numprobe.agent.skills.skill import Done, Pipeline, Skill
 from numprobe.execution.stages import Listener, ignore
 from numprobe.record.errors import NumprobeError
@@ -66,13 +66,7 @@ class Asked:
 
 
 def ask(
-    text: str,
-    audience: Audience,
-    *,
-    paths: Sequence[str] = (),
-    lang: str | None = None,
-    out: Path | None = None,
-    folder: Path = OUT,
+    sentence: Sentence, audience: Audience, *, lang: str | None = None, out: Path | None = None, folder: Path = OUT
 ) -> Asked:
     """Answer a sentence by rules. ``lang``: of the answer, where it is not that of the sentence; ``out``: the run's folder, else
     a new one in ``folder``.
@@ -80,13 +74,12 @@ def ask(
     Raises:
         NumprobeError: E-AGT-002 a path is not there, or what the skill that runs raises.
     """
-    sentence = read_sentence(text, paths)
     lang = lang or sentence.lang
     probes = [probe(path) for path in sentence.paths]
     _refuse_missing(probes)
     chosen = route(sentence, probes)
     if chosen.intent == "follow_up":
-        return _followed(sentence.rest.replace("\ufffc", " "), chosen, audience, lang, out, folder)
+        return _followed(sentence, chosen, audience, lang, out, folder)
     if chosen.intent in ("", "help", *UNSUPPORTED):
         return _not_run(chosen, lang)
     _refuse_unreadable(probes, chosen)
@@ -144,10 +137,12 @@ def _refuse_unreadable(probes: Sequence[Probe], chosen: Route) -> None:
             raise found.problem
 
 
-def _followed(text: str, chosen: Route, audience: Audience, lang: str, out: Path | None, folder: Path) -> Asked:
+def _followed(
+    sentence: Sentence, chosen: Route, audience: Audience, lang: str, out: Path | None, folder: Path
+) -> Asked:
     from numprobe.agent.follow.answering import follow
 
-    return follow(chosen.inputs["run"], text, audience, lang=lang, out=out, folder=folder)
+    return follow(chosen.inputs["run"], sentence, audience, lang=lang, out=out, folder=folder)
 
 
 def _not_run(chosen: Route, lang: str) -> Asked:
@@ -183,7 +178,7 @@ def inspected(path: str, lang: str) -> Asked:
 
 
 def _ran(sentence: Sentence, chosen: Route, audience: Audience, lang: str, out: Path) -> Asked:
-    from numprobe.agent.follow.question import read_question
+    from numprobe.agent.follow.question import question_of, read_question
     from numprobe.agent.follow.reply import conclusion, extent, reply
     from numprobe.agent.runs import load_run
 
@@ -195,7 +190,7 @@ def _ran(sentence: Sentence, chosen: Route, audience: Audience, lang: str, out: 
         return replace(ended(run, reply(run, read_question("mapping", lang))), skill="map")
     answer = conclusion(run, lang)
     if (sentence.ranks or sentence.steps) and chosen.intent == "nan_overflow" and not _only(sentence):
-        answer.blocks += extent(run, read_question(sentence.rest, lang)).blocks
+        answer.blocks += extent(run, question_of(sentence, lang)).blocks
     return ended(run, answer)
 
 

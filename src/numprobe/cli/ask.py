@@ -20,15 +20,13 @@ ShowSent = typer.Option(False, "--show-sent", help="Print all that goes to the l
 
 def ask(
     sentence: str = typer.Argument(..., help="The problem in your words, in English or Chinese, with the paths."),
-    paths: list[str] = typer.Argument(None, help="Paths that the sentence does not hold.", metavar="[PATH]..."),
+    paths: list[str] = typer.Argument(None, help="Paths that the sentence does not hold.", metavar="PATH"),
     out: Path = common.Out,
     as_json: bool = common.Json,
-    lang: str = common.Lang,
+    lang: str = common.AnswerLang,
     llm: str = Llm,
     show_sent: bool = ShowSent,
-    progress: str = typer.Option(
-        "auto", "--progress", help="auto or json (stderr holds JSON lines only).", metavar="HOW"
-    ),
+    progress: str = common.Progress,
     quiet: bool = common.Quiet,
     debug: bool = common.Debug,
 ) -> None:
@@ -37,12 +35,13 @@ def ask(
     from numprobe.agent.sentence import read_sentence
     from numprobe.cli.voice import Terminal
 
-    common.one_of("--progress", progress, ("auto", "json"))
-    chosen = common.language(lang) if lang is not None else None
+    chosen = common.chosen_language(lang)
     terminal = Terminal(progress, quiet)
-    named = read_sentence(sentence, paths or [])
-    asked = answer(sentence, terminal, paths=paths or [], lang=chosen, out=out)
-    raise typer.Exit(_shown(asked, sentence, chosen or named.lang, llm, show_sent, as_json, terminal, named.paths))
+    read = read_sentence(sentence, paths or [])
+    language = chosen or read.lang
+    common.errors_in(language)
+    asked = answer(read, terminal, lang=language, out=out)
+    raise typer.Exit(_shown(asked, sentence, language, llm, show_sent, as_json, terminal, read.paths))
 
 
 def follow(
@@ -50,12 +49,10 @@ def follow(
     question: str = typer.Argument(..., help="What you want to know of it."),
     out: Path = common.Out,
     as_json: bool = common.Json,
-    lang: str = common.Lang,
+    lang: str = common.AnswerLang,
     llm: str = Llm,
     show_sent: bool = ShowSent,
-    progress: str = typer.Option(
-        "auto", "--progress", help="auto or json (stderr holds JSON lines only).", metavar="HOW"
-    ),
+    progress: str = common.Progress,
     quiet: bool = common.Quiet,
     debug: bool = common.Debug,
 ) -> None:
@@ -66,8 +63,10 @@ def follow(
     from numprobe.cli.voice import Terminal
     from numprobe.record.errors import NumprobeError
 
-    common.one_of("--progress", progress, ("auto", "json"))
-    chosen = common.language(lang) if lang is not None else None
+    chosen = common.chosen_language(lang)
+    read = read_sentence(question)
+    language = chosen or read.lang
+    common.errors_in(language)
     folder: str | Path | None = run
     if run == "last" and not Path(run).exists():
         folder = latest_run(Path("numprobe_out"))
@@ -76,8 +75,7 @@ def follow(
                 "E-AGT-003", "there is no run below numprobe_out", do="name the folder of a run", where="last"
             )
     terminal = Terminal(progress, quiet)
-    asked = answer(str(folder), question, terminal, lang=chosen, out=out)
-    language = chosen or read_sentence(question).lang
+    asked = answer(str(folder), read, terminal, lang=language, out=out)
     raise typer.Exit(_shown(asked, question, language, llm, show_sent, as_json, terminal))
 
 

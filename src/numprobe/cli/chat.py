@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from numprobe.cli.ask import Llm, ShowSent
 from numprobe.record.errors import NumprobeError
 
 if TYPE_CHECKING:
+    from numprobe.agent.ask import Asked
     from numprobe.agent.chat.commands import Shell
     from numprobe.agent.chat.trace import Trace
     from numprobe.agent.llm.brain import Brain
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 def chat(
     resume: str = typer.Option(None, "--resume", help="Take up a session: its id, or last.", metavar="SESSION"),
     out: Path = typer.Option(Path("numprobe_out"), "-o", "--out", help="Folder of the runs.", metavar="DIR"),
-    lang: str = common.Lang,
+    lang: str = common.AnswerLang,
     llm: str = Llm,
     show_sent: bool = ShowSent,
     trace: Path = typer.Option(None, "--trace", help="Write what happens as JSON lines.", metavar="FILE"),
@@ -39,7 +40,7 @@ def chat(
     from numprobe.agent.chat.trace import Trace, Traced
     from numprobe.cli.voice import Terminal
 
-    fixed = common.language(lang) if lang is not None else None
+    fixed = common.chosen_language(lang)
     language = common.language(lang)
     terminal = Terminal("auto", quiet)
     store = None if no_session else Store(state_folder() / "sessions.sqlite")
@@ -138,18 +139,23 @@ def _turn(line: str, shell: Shell, models: _Models, events: Trace, terminal: Ter
     """One line: a command or a question, its answer, and what a model says to it."""
     from numprobe.agent.answer import Answer
     from numprobe.agent.chat.commands import is_command
-    from numprobe.agent.sentence import read_sentence
     from numprobe.cli.voice import Voice
 
-    commanded = is_command(line)
-    events.text("command" if commanded else "user_message", line)
-    asked = shell.command(line) if commanded else shell.conversation.turn(line)
+    paths: Sequence[str] = ()
+    asked: Answer | Asked
+    if is_command(line):
+        events.text("command", line)
+        asked = shell.command(line)
+    else:
+        events.text("user_message", line)
+        sentence = shell.conversation.heard(line)
+        paths, shell.lang = sentence.paths, shell.conversation.lang or sentence.lang
+        common.errors_in(shell.lang)
+        asked = shell.conversation.turn(sentence)
     if isinstance(asked, Answer):
         _print(asked.to_terminal(common.style(sys.stdout)))
         return
-    spoken = "" if commanded else line  # a command has arguments of its own, as many as it takes
-    paths = read_sentence(spoken).paths
-    lang = shell.lang = shell.conversation.language(spoken) if spoken else shell.lang
+    lang = shell.lang
     if models.brain is not None:
         models.brain.toolbox.lang = lang
         roots = models.brain.toolbox.roots or []

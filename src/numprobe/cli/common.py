@@ -29,10 +29,24 @@ Step = typer.Option(None, "--step", help="Steps to read, as in 0,3,8-15.", metav
 Rank = typer.Option(None, "--rank", help="Ranks to read, as in 0,3,8-15.", metavar="RANGE")
 Jobs = typer.Option(None, "--jobs", help="Worker processes; default one a core, up to 8.", min=1, metavar="N")
 Lang = typer.Option(None, "--lang", help="zh or en; default from the locale.", metavar="LANG")
+AnswerLang = typer.Option(None, "--lang", help="zh or en; default that of the question.", metavar="LANG")
 Quiet = typer.Option(False, "--quiet", help="No progress, no colour.")
 Debug = typer.Option(False, "--debug", help="Show a traceback where the tool itself fails.")
 
 
+def _known_progress(value: str) -> str:
+    one_of("--progress", value, ("auto", "json"))
+    return value
+
+
+Progress = typer.Option(
+    "auto",
+    "--progress",
+    help="auto or json (stderr holds JSON lines only).",
+    metavar="HOW",
+    callback=_known_progress,
+)
+_answering: list[str] = []  # the language of a question
 _received: list[int] = []  # signals other than Ctrl-C that ended the run
 
 
@@ -61,6 +75,7 @@ def _end(number: int, frame: object) -> None:
 
 def guarded(app: Callable[..., Any]) -> int:
     """Run a command line; errors become one message and an exit code."""
+    _answering.clear()
     _prepare_streams()
     code = _code_of(app)
     try:
@@ -187,10 +202,20 @@ def language(chosen: str | None) -> str:
     """``--lang``, else NUMPROBE_LANG, else the settings, else from the locale.
 
     Raises:
+        NumprobeError: as :func:`chosen_language`.
+    """
+    from numprobe.report.language import default_language
+
+    return chosen_language(chosen) or default_language(os.environ, sys.stderr.encoding or "utf-8")
+
+
+def chosen_language(chosen: str | None) -> str | None:
+    """``--lang``, else NUMPROBE_LANG, else the settings; None where none of them says it: a question has one of its own.
+
+    Raises:
         NumprobeError: E-USE-006 another language, E-SET-004 in NUMPROBE_LANG.
     """
     from numprobe.agent.config.paths import has_config
-    from numprobe.report.language import default_language
 
     if chosen is not None:
         if chosen not in LANGUAGES:
@@ -199,15 +224,21 @@ def language(chosen: str | None) -> str:
     if os.environ.get("NUMPROBE_LANG") or has_config():
         from numprobe.agent.config.settings import configured_language
 
-        if configured := configured_language():
-            return configured
-    return default_language(os.environ, sys.stderr.encoding or "utf-8")
+        return configured_language()
+    return None
+
+
+def errors_in(lang: str) -> None:
+    """Tell errors in the language of the question that is answered, from now on."""
+    _answering[:] = [lang]
 
 
 def _language_of_errors() -> str:
     """The same, where nothing may fail any more."""
     from numprobe.report.language import default_language
 
+    if _answering:
+        return _answering[0]
     try:
         return language(_written("--lang", LANGUAGES))
     except NumprobeError:

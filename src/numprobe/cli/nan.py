@@ -24,9 +24,7 @@ def nan(
     executor: str = typer.Option("local", "--executor", help="local; ray follows.", hidden=True),
     lang: str = common.Lang,
     compat: str = typer.Option(None, "--compat", help="msprobe: also write its file names.", metavar="NAME"),
-    progress: str = typer.Option(
-        "auto", "--progress", help="auto or json (stderr holds JSON lines only).", metavar="HOW"
-    ),
+    progress: str = common.Progress,
     full_digest: bool = typer.Option(False, "--full-digest", help="Digest the inputs whole, not only their edges."),
     no_cache: bool = typer.Option(False, "--no-cache", help="Neither read nor write the per-rank cache."),
     verbose: bool = typer.Option(False, "--verbose", help="Also print the map of ranks."),
@@ -42,7 +40,6 @@ def nan(
         common.one_of("--compat", compat, ("msprobe",))
     if executor != "local":
         raise NumprobeError("E-USE-007", "--executor {executor}: not available", do="write local", executor=executor)
-    common.one_of("--progress", progress, ("auto", "json"))
     options = NanOptions(
         common.ranges(step, "--step"), common.ranges(rank, "--rank"), jobs, tuple(exclude), top, not no_cache
     )

@@ -29,9 +29,7 @@ def rl(
     compat: str = typer.Option(
         None, "--compat", help="msprobe: also write its files output_0 to output_5.", metavar="NAME"
     ),
-    progress: str = typer.Option(
-        "auto", "--progress", help="auto or json (stderr holds JSON lines only).", metavar="HOW"
-    ),
+    progress: str = common.Progress,
     no_cache: bool = typer.Option(False, "--no-cache", help="Neither read nor write the per-rank cache."),
     quiet: bool = common.Quiet,
     debug: bool = common.Debug,
@@ -42,7 +40,6 @@ def rl(
 
     if compat is not None:
         common.one_of("--compat", compat, ("msprobe",))
-    common.one_of("--progress", progress, ("auto", "json"))
     code = run_command(
         train,
         rollout,

@@ -135,7 +135,7 @@ def command_of(skill: Skill, about: str, place: str) -> Any:
         ("as_json", bool, common.Json),
         ("schema", bool, typer.Option(False, "--schema", help="Print the JSON schema and exit.")),
         ("lang", str, common.Lang),
-        ("progress", str, typer.Option("auto", "--progress", help="auto or json.", metavar="HOW")),
+        ("progress", str, common.Progress),
         ("quiet", bool, common.Quiet),
         ("debug", bool, common.Debug),
     ]
@@ -184,7 +184,6 @@ def _run(skill: Skill, place: str, inputs: dict[str, str], asked: dict[str, Any]
     from numprobe.agent.skills.skill import Screen
     from numprobe.record.errors import NumprobeError
 
-    common.one_of("--progress", given["progress"], ("auto", "json"))
     language = common.language(given["lang"])
     try:
         options = msgspec.convert(asked, skill.options, strict=False)

@@ -9,7 +9,7 @@ from numprobe.agent.ask import Asked, Audience, ask, inspected, new_folder
 from numprobe.agent.follow.answering import follow, rerun
 from numprobe.agent.router import route
 from numprobe.agent.runs import load_run
-from numprobe.agent.sentence import read_sentence
+from numprobe.agent.sentence import Sentence, read_sentence
 from numprobe.record.errors import NumprobeError
 from numprobe.report.run_folder import OUT
 
@@ -28,16 +28,24 @@ class Conversation:
     pending: str = ""
     runs: list[Path] = field(default_factory=list)
 
-    def turn(self, text: str) -> Asked:
-        """Answer the next sentence.
+    def heard(self, text: str) -> Sentence:
+        """The next sentence; the path that another one waits for makes one of both.
 
         Raises:
-            NumprobeError: a path is not there, or what a skill raises. The conversation goes on.
+            NumprobeError: E-AGT-011 it is too long.
         """
-        if self.pending and read_sentence(text).paths:
-            text, self.pending = f"{self.pending} {text}", ""
-        asked = self._follow(text) or ask(text, self.audience, lang=self.lang, folder=self.folder)
-        self.pending = text if asked.missing and asked.missing != ["question"] else ""
+        sentence = read_sentence(text)
+        return read_sentence(f"{self.pending} {text}") if self.pending and sentence.paths else sentence
+
+    def turn(self, sentence: Sentence) -> Asked:
+        """Answer a sentence.
+
+        Raises:
+            NumprobeError: a path is not there, or what a skill raises. The conversation goes on, and a sentence that waits for
+                its path still does.
+        """
+        asked = self._follow(sentence) or ask(sentence, self.audience, lang=self.lang, folder=self.folder)
+        self.pending = sentence.text if asked.missing and asked.missing != ["question"] else ""
         if asked.run is not None:
             self.take_up(asked.run)
         return asked
@@ -46,10 +54,6 @@ class Conversation:
         """Make a run the one that questions are about."""
         self.run = run
         self.runs = [*(one for one in self.runs if one != run), run]
-
-    def language(self, text: str) -> str:
-        """The language of the answer to a text."""
-        return self.lang or read_sentence(text).lang
 
     def correct(self, lang: str, *, exclude: tuple[str, ...] = (), mapping: str = "") -> Asked:
         """The last run again with a correction, which is kept beside it; ``lang`` is that of the answer.
@@ -65,16 +69,15 @@ class Conversation:
         self.take_up(out)
         return asked
 
-    def _follow(self, text: str) -> Asked | None:
-        """The answer from the last run; None where the text is no question on it."""
-        sentence = read_sentence(text)
+    def _follow(self, sentence: Sentence) -> Asked | None:
+        """The answer from the last run; None where the sentence is no question on it."""
         if self.run is None or sentence.paths:
             return None
         intent = route(sentence, []).intent
         if intent == "help":
             return None
         if intent == "inspect":  # "what is in it?"
-            return inspected(next(iter(load_run(self.run).inputs.values())), self.language(text))
-        asked = follow(self.run, text, self.audience, lang=self.lang, folder=self.folder)
+            return inspected(next(iter(load_run(self.run).inputs.values())), self.lang or sentence.lang)
+        asked = follow(self.run, sentence, self.audience, lang=self.lang, folder=self.folder)
         unsure = not asked.answer.known and intent not in ("", "follow_up")
         return None if unsure else asked

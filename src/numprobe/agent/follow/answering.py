@@ -14,10 +14,11 @@ from msgspec.structs import fields
 from numprobe.agent.answer import Answer
 from numprobe.agent.ask import NOT_ANSWERED, Asked, Audience, ended, new_folder, run_skill, skill_of
 from numprobe.agent.follow import names
-from numprobe.agent.follow.question import Question, read_question
+from numprobe.agent.follow.question import Question, question_of
 from numprobe.agent.follow.reply import conclusion, reply
 from numprobe.agent.messages import CATALOGUE
 from numprobe.agent.runs import FinishedRun, load_run
+from numprobe.agent.sentence import Sentence
 from numprobe.diagnose.nan_overflow.result import NanResult
 from numprobe.diagnose.rl_consistency.result import RlResult
 from numprobe.record.errors import NumprobeError
@@ -29,7 +30,7 @@ CORRECTIONS = "corrections.json"  # beside a run's artifacts: what the user said
 
 def follow(
     path: str | Path,
-    text: str,
+    sentence: Sentence,
     audience: Audience,
     *,
     lang: str | None = None,
@@ -43,7 +44,7 @@ def follow(
         NumprobeError: as :func:`~numprobe.agent.runs.load_run`; what a new run raises.
     """
     run = load_run(path)
-    question = read_question(text, lang)
+    question = question_of(sentence, lang)
     if question.kind == "rerun":
         return _again(run, question, audience, out or new_folder(run.skill, folder))
     answer = reply(run, question)

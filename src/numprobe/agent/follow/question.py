@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from numprobe.agent.sentence import language_of, read_sentence
+from numprobe.agent.sentence import Sentence, read_sentence
 from numprobe.record.errors import NumprobeError
 from numprobe.record.ranges import parse_ranges
 
@@ -64,15 +64,23 @@ class Question:
 
 
 def read_question(text: str, lang: str | None = None) -> Question:
-    """Take a question apart. ``lang``: the language of the answer where it is not that of the question."""
-    sentence = read_sentence(text)
+    """Take a question apart. ``lang``: the language of the answer where it is not that of the question.
+
+    Raises:
+        NumprobeError: E-AGT-011 it is too long.
+    """
+    return question_of(read_sentence(text), lang)
+
+
+def question_of(sentence: Sentence, lang: str | None = None) -> Question:
+    """The question in a sentence, without its paths."""
     text, lower = sentence.rest.replace("\ufffc", " "), sentence.words
     kinds = tuple(kind for kind, pattern in _patterns() if pattern.search(lower))
     layer = _LAYER.search(lower)
     parts = tuple(part for part, pattern in _PART_WORDS.items() if re.search(pattern, lower))
     return Question(
         text,
-        lang or language_of(text),
+        lang or sentence.lang,
         kinds[0] if kinds else "",
         kinds,
         _names(text, parts),
