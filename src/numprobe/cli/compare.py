@@ -57,6 +57,9 @@ def compare(
     merge: bool = typer.Option(
         False, "--merge", help="Put ranks that hold parts of one model together, also where both sides have as many."
     ),
+    metrics: Path = typer.Option(
+        None, "--metrics", help="Run the alg_<name>.py files there: further columns of tensors.", metavar="FOLDER"
+    ),
     device: str = typer.Option(
         "", "--device", help="Compute on tensors with torch: cuda, cuda:1, npu, cpu.", metavar="NAME"
     ),
@@ -100,6 +103,7 @@ def compare(
             jobs=jobs,
             merge=merge,
             device=device,
+            metrics=metrics,
             use_cache=not no_cache,
         ),
         Output(

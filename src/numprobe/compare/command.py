@@ -14,7 +14,7 @@ from numprobe.align.unknown import Unknown
 from numprobe.compare.messages import CATALOGUE
 from numprobe.compare.page.html import render_html
 from numprobe.compare.page.markdown import render_markdown
-from numprobe.compare.page.rows import page_rows
+from numprobe.compare.page.rows import custom_columns, page_rows
 from numprobe.compare.page.screen import render_json_line, render_terminal
 from numprobe.compare.processing import NO_PROCESSING
 from numprobe.compare.run import STAGES, CompareOptions, Comparison, compare
@@ -129,6 +129,7 @@ def _manifest_options(options: CompareOptions, output: Output, lang: str) -> dic
         "by": options.by,
         "merge": options.merge,
         "device": options.device,
+        "metrics": str(options.metrics) if options.metrics is not None else None,
         "mapping": asdict(options.mapping) if options.mapping != NO_MAPPING else None,
         "processing": asdict(options.processing) if options.processing != NO_PROCESSING else None,
         "tables": list(output.tables),
@@ -144,7 +145,9 @@ def _write(run: RunFolder, comparison: Comparison, output: Output, lang: str) ->
     _write_tables(run, comparison.parts, output)
     run.write_json("result.json", result)
     run.write_text("report.md", render_markdown(result, lang))
-    run.write_text("report.html", render_html(result, lang, artifacts=run.artifacts, rows=page_rows(run.path / TABLE)))
+    table = run.path / TABLE
+    rows, custom = page_rows(table), custom_columns(table)
+    run.write_text("report.html", render_html(result, lang, artifacts=run.artifacts, rows=rows, custom=custom))
 
 
 def _write_tables(run: RunFolder, parts: Sequence[Path], output: Output) -> None:
@@ -156,8 +159,8 @@ def _write_tables(run: RunFolder, parts: Sequence[Path], output: Output) -> None
     with writing(run.path):
         if len(parts) == 1:
             write_whole(run.path / TABLE, parts[0].read_bytes())
-        else:  # those of tensors have more columns
-            write_parquet(pl.concat([read_parquet(part) for part in parts], how="diagonal"), run.path / TABLE)
+        else:  # those of tensors have more columns, and metrics may give texts
+            write_parquet(pl.concat([read_parquet(part) for part in parts], how="diagonal_relaxed"), run.path / TABLE)
     run.artifacts.append(TABLE)
     if not output.tables:
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,6 +17,9 @@ from numprobe.formats.layout import RankFolder, StepFolder
 from numprobe.record.errors import NumprobeError
 from numprobe.record.names import PARAMETERS_GRAD
 from numprobe.report.terminal import encodable
+
+if TYPE_CHECKING:
+    from numprobe.compare.custom import PairMetrics
 
 ENOUGH = 0.5  # of what both sides recorded has to be compared for a verdict of pass
 SIDES = ("target", "golden")
@@ -176,6 +180,18 @@ def of_mode(by: str, pair: RankPair, measures: Measures, file: str) -> list[Prob
         return []
     values: dict[str, str | int | float] = {"count": all_ - asked, "all": all_, "by": by}
     return [Problem("some_otherwise" if asked else AS_ASKED[by], "", pair.step, pair.target, encodable(file), values)]
+
+
+def of_metrics(pair: RankPair, custom: PairMetrics | None, file: str) -> list[Problem]:
+    """Metrics of the user's that failed, or had nothing to look at."""
+    if custom is None:
+        return []
+    if not custom.rows:
+        return [Problem("no_metrics", "", pair.step, pair.target, encodable(file))]
+    return [
+        Problem("metric", "", pair.step, pair.target, encodable(file), {"column": column, "count": count, "why": why})
+        for column, count, why in custom.reasons()
+    ]
 
 
 def premise_of(problems: Iterable[Problem]) -> str:

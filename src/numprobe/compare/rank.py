@@ -25,7 +25,7 @@ from numprobe.compare.findings import finding_of, number
 from numprobe.compare.judge import Judgement, judge
 from numprobe.compare.ledger import FAIL, INCOMPARABLE, UNMATCHED, WARN, Finding
 from numprobe.compare.measure import DIGEST, FLOAT, NOTHING, REASON, Measures, leave_out, measure
-from numprobe.compare.problems import of_amount, of_dump, of_levels, of_mode, of_tensors, unreadable
+from numprobe.compare.problems import of_amount, of_dump, of_levels, of_metrics, of_mode, of_tensors, unreadable
 from numprobe.compare.processing import NO_PROCESSING, Processing
 from numprobe.compare.sharded import merge_notes, parts_of_each_other
 from numprobe.compare.tensors import measure_tensors
@@ -37,6 +37,7 @@ from numprobe.record.names import BACKWARD, OpName
 from numprobe.record.trace import OUTPUT
 
 if TYPE_CHECKING:
+    from numprobe.compare.custom import Metrics, PairMetrics
     from numprobe.compare.msprobe.output import Compat
 
 BESIDE = 4_000_000  # bytes of a side from which on a second process earns back its start
@@ -50,6 +51,7 @@ class RankTask:
 
     ``by`` is what was asked for; ``ignore_digests`` compares by figures where both are there. ``beside``: the two sides may be
     read at the same time. ``device``: where torch computes on tensors, numpy if empty.
+    ``metrics``: further ones of the user's.
     """
 
     step: int | None
@@ -65,6 +67,7 @@ class RankTask:
     tensors: bool = True
     threads: int = 1
     device: str = ""
+    metrics: Metrics | None = None
     beside: bool = False
     compat: Compat | None = None
     processing: Processing = NO_PROCESSING
@@ -85,6 +88,7 @@ class Compared:
     measures: Measures
     judgement: Judgement
     problems: list[data.Problem] = field(default_factory=list)
+    custom: PairMetrics | None = None
 
 
 class RankOutcome(msgspec.Struct):
@@ -124,7 +128,19 @@ def compare_ranks(task: RankTask) -> Compared:
         _errors_of(task, "noise", golden, leaves, problems), _errors_of(task, "baseline", golden, leaves, problems)
     )
     judged = judge(target, golden, records, leaves, measures, allowed)
-    return Compared(task, target, golden, records, leaves, measures, judged, problems)
+    return Compared(
+        task, target, golden, records, leaves, measures, judged, problems, _custom(task, leaves, target, golden)
+    )
+
+
+def _custom(task: RankTask, leaves: LeafPairs, target: Calls, golden: Calls) -> PairMetrics | None:
+    if task.metrics is None:
+        return None
+    from numprobe.compare.custom import PairMetrics
+
+    custom = PairMetrics(task.metrics, target.tensors, golden.tensors)
+    custom.look_at(leaves, target, golden)
+    return custom
 
 
 def _sides(task: RankTask) -> tuple[Calls, Calls]:
@@ -240,6 +256,7 @@ def summarize(compared: Compared) -> RankOutcome:
         *of_amount(pair, own, judged_of_common, recorded, files),
         *of_tensors(pair, measures, files[0]),
         *of_mode(task.by, pair, measures, files[0]),
+        *of_metrics(pair, compared.custom, files[0]),
     ]
     return RankOutcome(
         pair,

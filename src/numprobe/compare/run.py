@@ -35,6 +35,7 @@ from numprobe.report.run_folder import writing
 from numprobe.report.terminal import encodable
 
 if TYPE_CHECKING:
+    from numprobe.compare.custom import Metrics
     from numprobe.compare.msprobe.output import Compat
 
 STAGES = ("open", "compare", "conclude")
@@ -45,7 +46,8 @@ class CompareOptions:
     """``noise``: a second run of the golden program; ``baseline``: a trusted run of low precision, whose distance from the golden
     one the target may exceed by ``factor``. ``by``: ``auto``, ``statistics``, ``tensor`` or ``digest``.
     ``merge``: put ranks together by what they hold also where both sides have as many.
-    ``device``: where torch computes on tensors (``cuda``, ``cuda:1``, ``npu``, ``cpu``), all in this process; numpy if empty."""
+    ``device``: where torch computes on tensors (``cuda``, ``cuda:1``, ``npu``, ``cpu``), all in this process; numpy if empty.
+    ``metrics``: a folder of ``alg_<name>.py`` files, which are run (:mod:`numprobe.compare.custom`)."""
 
     steps: frozenset[int] | None = None
     ranks: frozenset[int] | None = None
@@ -60,6 +62,7 @@ class CompareOptions:
     processing: Processing = NO_PROCESSING
     merge: bool = False
     device: str = ""
+    metrics: str | Path | None = None
 
 
 @dataclass
@@ -83,7 +86,8 @@ def compare(
 
     Raises:
         NumprobeError: nothing can be read at one of the two places, or nothing there belongs together (E-CMP-001 to E-CMP-006);
-            E-USE-012 the factor is none, E-CMP-016 and E-CMP-017 the device cannot be used or fails.
+            E-USE-012 the factor is none, E-CMP-016 and E-CMP-017 the device cannot be used or fails, E-CMP-018 and
+            E-CMP-019 a metric of the user's is none.
     """
     if not (1 <= options.factor < inf):
         raise NumprobeError(
@@ -215,6 +219,7 @@ def _tasks(
         compat=options.compat,
         processing=options.processing,
         device=options.device,
+        metrics=_metrics(options.metrics),
         target_root=one.root,
         golden_root=other.root,
     )
@@ -260,6 +265,14 @@ def _tasks(
     _refuse_unused(tasks, further)
     together = len(tasks) == 1 and options.jobs != 1
     return [replace(task, threads=threads, beside=together) for task in tasks], alone, problems
+
+
+def _metrics(folder: str | Path | None) -> Metrics | None:
+    if folder is None:
+        return None
+    from numprobe.compare.custom import read_metrics
+
+    return read_metrics(Path(folder))
 
 
 def _refuse_missing(steps: Sequence[tuple[StepFolder, StepFolder]]) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from numprobe.compare.rank import Compared
 
+CUSTOM = "metric."  # before the names of the user's own metrics
 BY = ("nothing", "value", "integer", "figures", "digest")
 
 
@@ -65,6 +66,10 @@ def table_of(compared: Compared) -> pl.DataFrame:
         columns["spread"] = _texts(CASES, cases)
     if m.details:
         columns.update({name: _floats(values) for name, values in tensor_columns(m)})
+    if compared.custom is not None and compared.custom.rows:
+        for name, found in compared.custom.columns(n):
+            text = any(isinstance(value, str) for value in found)
+            columns[CUSTOM + name] = pl.Series(found, dtype=pl.String if text else pl.Float64)
     if m.problems:
         columns["problem"] = pl.Series([m.problems.get(row) for row in range(n)], dtype=pl.String)
     unknown = pl.Series([None], dtype=pl.Float64)

@@ -37,8 +37,8 @@ FILES = "Data_name"
 FIGURES = {Mode.TENSOR: METRICS, Mode.STATISTICS: DIFFERENCES, Mode.MD5: ()}
 
 
-def header(mode: Mode, *, stack: bool) -> tuple[str, ...]:
-    """The header row. ``stack``: a stack.json lies beside the target's dump."""
+def header(mode: Mode, *, stack: bool, custom: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """The header row. ``stack``: a stack.json lies beside the target's dump; ``custom``: columns of the user's own metrics."""
     shown = CHECKSUMS if mode is Mode.MD5 else STATISTICS
     last = ((STACK,) if stack else ()) + ((FILES,) if mode is Mode.TENSOR else ())
-    return (*BASIC, *FIGURES[mode], *shown, CONSISTENT, *VERDICT, *last)
+    return (*BASIC, *FIGURES[mode], *custom, *shown, CONSISTENT, *VERDICT, *last)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from numprobe.align.calls import Tensors
 from numprobe.compare.msprobe.columns import Mode
@@ -12,6 +13,9 @@ from numprobe.metrics.reference import Columns, block_columns, statistics_column
 from numprobe.metrics.stream import Tensor
 from numprobe.metrics.sums import DEVICE_FAILED
 from numprobe.record.errors import NumprobeError
+
+if TYPE_CHECKING:
+    from numprobe.compare.custom import PairMetrics
 
 
 def figures_for(mode: Mode, target: Tensors, golden: Tensors, threads: int | None = None, device: str = "") -> Figures:
@@ -27,6 +31,16 @@ def figures_for(mode: Mode, target: Tensors, golden: Tensors, threads: int | Non
             if error.code == DEVICE_FAILED:
                 raise
             return tensor_columns(None, None)
+
+    return of_files
+
+
+def with_custom(figures: Figures, custom: PairMetrics) -> Figures:
+    """The figures, and behind them those of the user's own metrics. NaN is an empty cell, as msProbe writes it."""
+
+    def of_files(one: Item, other: Item) -> Sequence[Cell]:
+        cells = custom.of(one.data_name, other.data_name)
+        return [*figures(one, other), *("" if cell != cell else cell for cell in cells)]
 
     return of_files
 

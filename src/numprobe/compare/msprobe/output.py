@@ -104,10 +104,12 @@ def write_rank(compared: Compared, compat: Compat) -> None:
         return
     mapped: list[tuple[str, str]] = []
     table = _cells(lines, mode, stack, mapped if compat.data_mapping else None)
+    custom = task.metrics.columns if task.metrics is not None and mode is Mode.TENSOR else ()
+    head = header(mode, stack=stack, custom=custom)
     if compat.xlsx:
-        write_xlsx(folder / f"{name}.xlsx", result_sheets(header(mode, stack=stack), table))
+        write_xlsx(folder / f"{name}.xlsx", result_sheets(head, table))
     else:
-        write_csv(folder, name, header(mode, stack=stack), table)
+        write_csv(folder, name, head, table)
     if compat.data_mapping:
         _write_data_mapping(folder / f"{name.replace('compare_result', 'data_mapping')}.yaml", mapped)
 
@@ -127,7 +129,15 @@ def _rows(compared: Compared, mode: Mode, stack: bool) -> Iterator[Row]:
     given = given_leaves(task.mapping, records, compared.target, compared.golden)
     stacks = dict(target.stacks.every()) if stack else None
     return rank_rows(
-        compared.target, compared.golden, pairs, mode, stacks, given=given, threads=task.threads, device=task.device
+        compared.target,
+        compared.golden,
+        pairs,
+        mode,
+        stacks,
+        given=given,
+        threads=task.threads,
+        device=task.device,
+        custom=compared.custom,
     )
 
 

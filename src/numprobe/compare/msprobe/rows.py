@@ -23,7 +23,8 @@ _MINDSPORE_FLOATS = frozenset(("Float16", "Float32", "Float64", "BFloat16"))
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row. ``golden`` is None where the target's item has no partner; ``figures`` are those of :data:`FIGURES`.
+    """One row. ``golden`` is None where the target's item has no partner; ``figures`` are those of :data:`FIGURES`, and behind
+    them the user's own.
 
     ``op`` is the target record's name; ``stack`` its stack on its first row, None on others.
     """
@@ -56,7 +57,7 @@ def rows(
         for target, golden in pairs
         if target is not None
     )
-    yield from rows_of_items(matched, mode, figures, stacks)
+    yield from rows_of_items(matched, mode, figures, stacks, len(FIGURES[mode]))
 
 
 def rows_of_items(
@@ -64,10 +65,13 @@ def rows_of_items(
     mode: Mode,
     figures: Figures | None,
     stacks: Mapping[str, Sequence[str]] | None,
+    number: int,
 ) -> Iterator[Row]:
-    """:func:`rows` of records whose items are known and matched: (name of the target's record, its items with their partners)."""
+    """:func:`rows` of records whose items are known and matched: (name of the target's record, its items with their partners).
+
+    ``number``: how many figures a row has."""
     for op, matched in records:
-        compared = [(t, g, _figures(t, g, mode, figures)) for t, g in matched]
+        compared = [(t, g, _figures(t, g, mode, figures, number)) for t, g in matched]
         stack = stacks.get(op) if stacks else None
         for (t, g, found), verdict in zip(compared, judge(compared, mode), strict=True):
             yield Row(op, t, g, found, verdict, stack)
@@ -108,8 +112,7 @@ def _kind(dtype: str) -> str | None:
     return next((kind for kind in ("float", "int", "bool", "complex") if kind in word), None)
 
 
-def _figures(target: Item, golden: Item | None, mode: Mode, figures: Figures | None) -> Sequence[Cell]:
-    number = len(FIGURES[mode])
+def _figures(target: Item, golden: Item | None, mode: Mode, figures: Figures | None, number: int) -> Sequence[Cell]:
     if not number:
         return ()
     if mode is Mode.TENSOR and (golden is None or NO_FILE in (target.data_name, golden.data_name)):

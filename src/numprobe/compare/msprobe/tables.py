@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from numprobe.align.calls import Calls
 from numprobe.align.items import item_name, keys_of, place
-from numprobe.compare.msprobe.columns import Mode
-from numprobe.compare.msprobe.figures import figures_for
+from numprobe.compare.msprobe.columns import FIGURES, Mode
+from numprobe.compare.msprobe.figures import figures_for, with_custom
 from numprobe.compare.msprobe.items import (
     NO_FILE,
     NONE,
@@ -32,6 +32,9 @@ from numprobe.formats.msprobe.values import ABSENT, GIVEN
 from numprobe.metrics.reference import NOT_APPLICABLE
 from numprobe.record.names import DEBUG, PARAMETERS_GRAD, OpName
 
+if TYPE_CHECKING:
+    from numprobe.compare.custom import PairMetrics
+
 Listed: TypeAlias = tuple[str, Iterable[Matched]]
 
 
@@ -45,6 +48,7 @@ def rank_rows(
     given: Mapping[int, int] = MappingProxyType({}),
     threads: int | None = None,
     device: str = "",
+    custom: PairMetrics | None = None,
 ) -> Iterator[Row]:
     """The rows of paired records (by op_index; what has no partner has None) in their order.
 
@@ -53,12 +57,16 @@ def rank_rows(
         given: leaf rows of the target whose golden leaf is known (-1: it has none), whatever their places and dtypes.
         threads: that read tensors.
         device: where torch computes on them; numpy if empty.
+        custom: the user's own metrics.
 
     Raises:
         NumprobeError: E-FMT-010 a dump.json cannot be read any more.
     """
     one, other = TableItems(target), TableItems(golden)
     figures = figures_for(mode, target.tensors, golden.tensors, threads, device)
+    number = len(FIGURES[mode])
+    if custom is not None and mode is Mode.TENSOR:
+        figures, number = with_custom(figures, custom), number + len(custom.metrics.columns)
     partners = _Given(one, other, given) if given else None
 
     def matched(t: int, g: int | None) -> Listed:
@@ -66,7 +74,7 @@ def rank_rows(
         by_place = match_items(items, candidates)
         return one.table.names[t], partners.instead(t, by_place) if partners else by_place
 
-    yield from rows_of_items((matched(t, g) for t, g in pairs), mode, figures, stacks)
+    yield from rows_of_items((matched(t, g) for t, g in pairs), mode, figures, stacks, number)
 
 
 class _Given:

@@ -12,6 +12,7 @@ from numprobe.compare.page import view
 from numprobe.compare.page.heat import HANDED_ON, heat_maps
 from numprobe.compare.page.rows import Row
 from numprobe.compare.result import CompareResult, Finding, RankPair
+from numprobe.report import numbers
 from numprobe.report.html import heat, render_page, script_data
 from numprobe.report.html.heat import LETTERS, HeatMap, drawn, heat_values, ratio, script_words, wrapped
 from numprobe.report.names import telling_part
@@ -39,10 +40,18 @@ SCRIPT_WORDS = (
 )
 
 
-def render_html(result: CompareResult, lang: str, *, artifacts: Sequence[str] = (), rows: Sequence[Row] = ()) -> str:
+def render_html(
+    result: CompareResult,
+    lang: str,
+    *,
+    artifacts: Sequence[str] = (),
+    rows: Sequence[Row] = (),
+    custom: Sequence[str] = (),
+) -> str:
     """The page, in both languages, showing ``lang`` first. Equal arguments give equal bytes.
 
-    ``artifacts`` are the names of the files next to the page, ``rows`` those of the table that do not pass, or the first of them.
+    ``artifacts`` are the names of the files next to the page, ``rows`` those of the table that do not pass, or the first of them;
+    ``custom`` has the names of the user's own metrics.
     """
     first = result.findings[0] if result.findings else None
     maps = heat_maps(result)
@@ -68,6 +77,8 @@ def render_html(result: CompareResult, lang: str, *, artifacts: Sequence[str] = 
         "shown_map": _shown_map(maps, first),
         "rows": rows[:WITHOUT_SCRIPT],
         "n_rows": len(rows),
+        "custom": custom,
+        "cell": _cell,
         "all_rows": sum(n for verdict, n in result.counts.items() if verdict != "pass"),
         "several_steps": len({pair.step for pair in result.ranks}) > 1,
         "by_step": len({row.step for row in rows}) > 1,
@@ -125,6 +136,11 @@ def _words(result: CompareResult, rows: Sequence[Row]) -> dict[str, list[str]]:
     return script_words(CATALOGUE, keys)
 
 
+def _cell(value: float | str | None) -> str:
+    """What a metric of the user's gave."""
+    return "" if value is None else printable(value) if isinstance(value, str) else numbers.stat(value)
+
+
 def _columns(rows: Sequence[Row]) -> dict[str, object]:
     """Columns of equal length; texts that repeat are stored once and given by number, figures as they are shown."""
     texts: dict[str, int] = {"": 0}
@@ -149,5 +165,6 @@ def _columns(rows: Sequence[Row]) -> dict[str, object]:
         "error": ["" if row.error is None else view.percent(row.error) for row in rows],
         "expected": ["" if row.expected is None else view.percent(row.expected) for row in rows],
         "ratio": ["" if row.rho is None else ratio(row.rho) for row in rows],
+        "custom": [list(map(_cell, row.custom)) for row in rows] if any(row.custom for row in rows) else None,
     }
     return {**columns, "texts": list(texts)}

@@ -20,7 +20,7 @@ if (table) {
     const row = element('tr', {}, cell(String(rows.index[n]), { class: 'n', 'data-v': n }),
       ...(rows.step ? [cell(String(rows.step[n] ?? '\u2014'))] : []), ...(rows.rank ? [cell(String(rows.rank[n] ?? '\u2014'))] : []),
       cell(named(n), { class: 'rec' }), cell(both('phase.' + text[rows.phase[n]])), cell(slot(text[rows.path[n]])), cell(verdictBadge(text[rows.verdict[n]])),
-      cell(why(n)), figure(rows.error[n]), figure(rows.expected[n]), figure(rows.ratio[n]));
+      cell(why(n)), figure(rows.error[n]), figure(rows.expected[n]), figure(rows.ratio[n]), ...(rows.custom ? rows.custom[n].map(figure) : []));
     row.verdict = text[rows.verdict[n]];
     row.phase = text[rows.phase[n]];
     return row;

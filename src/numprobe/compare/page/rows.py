@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
+
+from numprobe.compare.table import CUSTOM
 
 MOST_ROWS = 2_000
 OWN = ("introduced", "parameter")  # rows that start an event are shown before those that hand it on
@@ -26,6 +29,15 @@ class Row(NamedTuple):
     error: float | None
     expected: float | None
     rho: float | None
+    custom: tuple[float | str | None, ...] = ()  # by the user's own metrics
+
+
+def custom_columns(table: Path) -> list[str]:
+    """The names of the user's own metrics."""
+    import polars as pl
+
+    names = pl.read_parquet_schema(BytesIO(table.read_bytes()))
+    return [name.removeprefix(CUSTOM) for name in names if name.startswith(CUSTOM)]
 
 
 def page_rows(table: Path, most: int = MOST_ROWS) -> list[Row]:
@@ -37,15 +49,16 @@ def page_rows(table: Path, most: int = MOST_ROWS) -> list[Row]:
 
     place = pl.int_range(pl.len()).over("step", "rank").alias("place")
     order = ["step", "place", "rank"]
+    own, custom = Row._fields[:-1], [f"{CUSTOM}{name}" for name in custom_columns(table)]
     return [
-        Row(*values)
+        Row(*values[: len(own)])._replace(custom=values[len(own) :])
         for values in pl.scan_parquet(table.read_bytes())
-        .select(*Row._fields, place)
+        .select(*own, *custom, place)
         .filter(pl.col("verdict") != "pass")
         .sort(~pl.col("status").is_in(OWN), *order, maintain_order=True)
         .head(most)
         .sort(*order, maintain_order=True)
-        .select(Row._fields)
+        .select(*own, *custom)
         .collect()
         .iter_rows()
     ]
