@@ -65,9 +65,7 @@ def compare(
     ),
     jobs: int = common.Jobs,
     lang: str = common.Lang,
-    progress: str = typer.Option(
-        "auto", "--progress", help="auto or json (stderr holds JSON lines only).", metavar="HOW"
-    ),
+    progress: str = common.Progress,
     no_cache: bool = typer.Option(False, "--no-cache", help="Neither read nor write the per-rank cache."),
     quiet: bool = common.Quiet,
     debug: bool = common.Debug,
@@ -83,7 +81,6 @@ def compare(
     from numprobe.compare.run import CompareOptions
 
     common.one_of("--by", by, ("auto", "statistics", "tensor", "digest"))
-    common.one_of("--progress", progress, ("auto", "json"))
     for kind in table:
         common.one_of("--table", kind, ("csv", "xlsx"))
     if compat is not None:
