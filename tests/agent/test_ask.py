@@ -16,6 +16,7 @@ import pytest
 
 from agent.scripted import Fail, Say, Use, serving
 from cli.shell import Ran, environment, numprobe, process
+from numprobe.agent.runs import FinishedRun
 
 
 def digests(folder: Path, *left_out: str) -> dict[str, str]:
@@ -212,6 +213,25 @@ def test_a_path_that_is_no_dump_gets_the_reader_s_message(dumps: Path, tmp_path:
     ran = offline(tmp_path, "ask", f"loss is NaN: {dumps}/notes.txt")
     assert ran.code == 2
     assert "E-FMT-002" in ran.err
+
+
+def test_runs_where_dumps_are_wanted_are_told_with_what_they_read(
+    nan_run: FinishedRun, compare_run: FinishedRun, dumps: Path, tmp_path: Path
+) -> None:
+    runs, dump = (nan_run.folder, compare_run.folder), dumps / "dump" / "first_step_nan"
+    for command in (
+        ["compare", *runs],
+        ["rl", *runs],
+        ["nan", runs[0]],
+        ["ask", f"compare {runs[0]} {runs[1]}"],
+        ["ask", f"compare {dump} with the trusted run {runs[0]}"],
+    ):
+        ran = offline(tmp_path, *command)
+        assert ran.code == 2
+        assert "results of a numprobe run" in ran.err
+        assert str(dump) in ran.err
+    assert not (tmp_path / "numprobe_out").exists()
+    assert "npu_grouped_matmul" in offline(tmp_path, "ask", f"what happened in {runs[0]}, {runs[1]}").out
 
 
 def test_ranks_of_the_sentence_are_answered_and_only_with_only_read_alone(dumps: Path, tmp_path: Path) -> None:

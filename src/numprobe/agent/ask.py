@@ -17,8 +17,11 @@ from numprobe.agent.router import UNSUPPORTED, Route, route
 from numprobe.agent.sentence import Sentence
 from numprobe.agent.skills.skill import Done, Pipeline, Skill
 from numprobe.execution.stages import Listener, ignore
+from numprobe.formats.dump import open_dump
+from numprobe.formats.near import near_path
 from numprobe.record.errors import NumprobeError
 from numprobe.report.run_folder import OUT, default_folder
+from numprobe.report.terminal import shortened
 
 if TYPE_CHECKING:
     from numprobe.agent.llm.brain import Brain, Listening, Reply
@@ -122,18 +125,25 @@ def worded(asked: Asked, text: str, brain: Brain, on: Listening | None, paths: S
 def _refuse_missing(probes: Sequence[Probe]) -> None:
     for found in probes:
         if found.kind == "missing":
+            close = near_path(found.path)
             raise NumprobeError(
                 "E-AGT-002",
                 "no such file or folder",
-                where=found.path,
-                do="check the path; put quotes around it if it has spaces",
+                where=shortened(found.path),
+                do="did you mean {near}?" if close else "check the path; put quotes around it if it has spaces",
+                near=close,
             )
 
 
 def _refuse_unreadable(probes: Sequence[Probe], chosen: Route) -> None:
-    """A path that is no dump is an error where a dump is missing: the reader's own message says what is wrong."""
-    for found in probes:
-        if found.kind == "unknown" and chosen.missing and found.problem is not None:
+    """A path that is no dump is an error where a dump is missing: the reader's own message says what is wrong.
+
+    Of a run's folder it says which dumps the run has read.
+    """
+    for found in probes if chosen.missing else ():
+        if found.kind == "run":
+            open_dump(found.path)
+        if found.kind == "unknown" and found.problem is not None:
             raise found.problem
 
 

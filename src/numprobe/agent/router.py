@@ -28,6 +28,7 @@ _NOT = re.compile(  # "no spike, the loss is NaN" does not speak of a spike; 有
     r"(?:(?<![a-z])(?:no|not|without|isn't|never|nor)\s+(?:an?\s+|any\s+|the\s+)?|(?<!有)没有?|(?<!是)不是|并非|(?<!有)无|未见)\s*"
     r"(?:loss\s*|梯度)?(?:nans?(?![a-z])|infs?(?![a-z])|overflows?|溢出|spikes?|尖刺|梯度突变)"
 )
+_TWO = {"compare", "rl_consistency", "map"}  # ask for two dumps
 _NEAR = 14  # characters before a path in which a word says which side it is
 _SIDES = {
     "train": r"训练|train|megatron|fsdp|mindspeed|actor",
@@ -59,7 +60,7 @@ def route(sentence: Sentence, probes: Sequence[Probe]) -> Route:
     runs = [p for p in probes if p.kind == "run"]
     said = _said(sentence.words)
     dumps = [p for p in opened_out(probes) if p.kind == "dump"]
-    if runs and not dumps:
+    if runs and not dumps and not (len(runs) > 1 and _TWO & set(said)):
         return Route("follow_up", {"run": runs[0].path}, surplus=tuple(p.path for p in runs[1:]))
     scores = {intent: said.get(intent, 0.0) + _evidence(intent, said, dumps, probes) for intent in _intents()}
     ranked = sorted(

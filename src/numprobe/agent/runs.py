@@ -14,6 +14,7 @@ from numprobe.agent.probe import RUNS
 from numprobe.compare.result import CompareResult
 from numprobe.diagnose.nan_overflow.result import NanResult
 from numprobe.diagnose.rl_consistency.result import RlResult
+from numprobe.formats.near import near_path
 from numprobe.record.errors import NumprobeError
 from numprobe.report.run_folder import MANIFEST, digest
 from numprobe.report.terminal import shortened
@@ -87,12 +88,14 @@ def load_run(path: str | Path) -> FinishedRun:
     except (msgspec.DecodeError, RecursionError) as error:
         raise _damaged(folder / MANIFEST, error) from None
     except (OSError, ValueError, RuntimeError):
+        near = near_path(path)
         raise NumprobeError(
             "E-AGT-003",
             "no run here: {file} is not there or cannot be read",
             where=shortened(str(path)),
-            do="name the folder that a run printed last, as numprobe_out/nan-...",
+            do="did you mean {near}?" if near else "name the folder that a run printed last, as numprobe_out/nan-...",
             file=MANIFEST,
+            near=near,
         ) from None
     skill = RUNS.get(manifest.skill, "")
     if not skill:

@@ -22,6 +22,7 @@ from numprobe.agent.skills.skill import Pipeline
 from numprobe.agent.sql import query
 from numprobe.execution.progress import Progress
 from numprobe.execution.stages import Listener
+from numprobe.formats.near import near_path
 from numprobe.record.errors import NumprobeError
 from numprobe.report.terminal import shortened
 
@@ -48,7 +49,14 @@ class Toolbox:
         """
         found = probe(self._allowed(path))
         if found.kind == "missing":
-            raise NumprobeError("E-AGT-002", "no such file or folder", where=shortened(path), do="check the path")
+            close = near_path(path)
+            raise NumprobeError(
+                "E-AGT-002",
+                "no such file or folder",
+                where=shortened(path),
+                do="did you mean {near}?" if close else "check the path",
+                near=close,
+            )
         return _told(found)
 
     def run(self, skill: str, inputs: Mapping[str, str], options: Mapping[str, Any] | None = None) -> dict[str, Any]:

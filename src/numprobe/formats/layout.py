@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -10,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from numprobe.formats.near import near_path
 from numprobe.record.errors import NumprobeError
 
 DUMP_FILES = ("dump.json", "debug.json")
@@ -18,6 +20,7 @@ _RANK = re.compile(r"rank_?([0-9]*)\Z")
 _PROC = re.compile(r"proc_?([0-9]+)\Z")
 MAX_RANK = 10_000_000  # a larger number is no rank
 MAX_STEP = 1 << 53  # and no step
+MOST_MANIFEST = 1 << 26  # bytes of the run.json of a run
 
 
 @dataclass(frozen=True)
@@ -153,7 +156,14 @@ def find_layout(path: Path) -> DumpLayout:
             do="give a dump.json, a rank folder or a step folder",
             name=path.name,
         )
-    raise NumprobeError("E-FMT-001", "no such file or folder", where=str(path), do="check the path")
+    close = near_path(path)
+    raise NumprobeError(
+        "E-FMT-001",
+        "no such file or folder",
+        where=str(path),
+        do="did you mean {near}?" if close else "check the path",
+        near=close,
+    )
 
 
 def _single(path: Path) -> DumpLayout:
@@ -218,6 +228,14 @@ def _folder(path: Path, depth: int) -> DumpLayout:
             folders=", ".join(p.name for p in inner[:8]),
             example=inner[0].name,
         )
+    if read := _read_by_run(path):
+        raise NumprobeError(
+            "E-FMT-002",
+            "no dump here, but the results of a numprobe run",
+            where=str(path),
+            do="give the dump that the run read: {inputs}",
+            inputs=", ".join(read),
+        )
     raise NumprobeError(
         "E-FMT-002",
         "no dump here: no step<N>, rank<N> or proc<pid> folder and no dump.json",
@@ -226,6 +244,19 @@ def _folder(path: Path, depth: int) -> DumpLayout:
         do="give the folder that the collector wrote (dump_path)",
         folders=", ".join(p.name for p in children[:8]),
     )
+
+
+def _read_by_run(folder: Path) -> list[str]:
+    """The dumps that a run of numprobe read, where the folder is that of one."""
+    manifest = folder / "run.json"
+    try:
+        if not manifest.is_file() or manifest.stat().st_size > MOST_MANIFEST:
+            return []
+        content = json.loads(manifest.read_bytes())
+        inputs = content["inputs"] if "skill" in content else {}
+        return [path for path in inputs.values() if isinstance(path, str)]
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        return []
 
 
 def _looks_like_dump(path: Path) -> bool:
