@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
+from numprobe.collect.pytorch import session  # noqa: E402
 from numprobe.formats.dump import open_dump  # noqa: E402
 from numprobe.formats.msprobe import write  # noqa: E402
 from numprobe.pytorch import PrecisionDebugger  # noqa: E402
@@ -194,3 +195,40 @@ def test_what_the_import_costs():
     added = run("imported.py").stdout.split()
     allowed = {"numprobe", "numpy", "msgspec", "torch", *sys.stdlib_module_names}
     assert [name for name in added if name not in allowed and not name.startswith("_")] == []
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.layer = nn.Embedding(5, 3), nn.Linear(3, 3)
+
+    def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = self.layer(self.table(ids))
+        # of a transposed parameter no gradient is recorded, and split() has several outputs
+        return torch.split(x @ self.layer.weight.t(), 1)
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix", "debug"])
+def test_how_many_entries_are_written_at_once_makes_no_difference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: str
+):
+    """A batch may end at any entry: those that wait for gradients still get them."""
+
+    def record(batch: int) -> dict[str, Any]:
+        monkeypatch.setattr(session, "BATCH", batch)
+        torch.manual_seed(0)
+        model = nn.ModuleDict({"block": Block()})
+        settings = {"dump_path": tmp_path / str(batch), "level": level, "risk_level": "ALL"}
+        with PrecisionDebugger(**settings) as debugger:
+            debugger.start(model=model)
+            for _ in range(2):
+                first, second = model["block"](torch.tensor([1, 2]))
+                debugger.save({"a": first, "b": [second]}, "x")
+                (first.sum() + torch.exp(second).sum()).backward()
+            debugger.stop()
+        return only(tmp_path / str(batch)).data
+
+    whole = record(1000)
+    assert len(whole) > 3
+    for batch in (1, 2, 3):
+        assert record(batch) == whole

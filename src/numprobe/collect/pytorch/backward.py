@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from numprobe.collect.pytorch.gradients import Edges, InputGradients, Node, tensors_in
-from numprobe.collect.pytorch.plain import to
+from numprobe.collect.pytorch.gradients import Crossing, Edges, InputGradients, Node, tensors_in
+from numprobe.collect.pytorch.plain import PLAIN_TYPES, to
 from numprobe.collect.pytorch.recorder import Entry, Recorder
 from numprobe.collect.pytorch.scope import Scope, backward_of
 
@@ -48,10 +48,20 @@ class Given:
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         found: list[tuple[str, torch.Tensor]] = []
-        tensors_in(args, "", found)
-        tensors_in(kwargs, "", found)
-        self.paths = [path for path, tensor in found if tensor.requires_grad]
-        self.tensors = [tensor for _, tensor in found if tensor.requires_grad]
+        for i, value in enumerate(args):
+            if type(value) in PLAIN_TYPES:
+                if value.requires_grad:
+                    found.append((str(i), value))
+            else:
+                tensors_in(value, str(i), found)
+        if kwargs:
+            tensors_in(kwargs, "", found)
+        self.paths: list[str] = []
+        self.tensors: list[torch.Tensor] = []
+        for path, tensor in found:
+            if tensor.requires_grad:
+                self.paths.append(path)
+                self.tensors.append(tensor)
         self.edges = Edges(self.tensors)
 
 
@@ -62,50 +72,90 @@ class BackwardRecord:
     gradients of its parameters are there (``whole``), or, if no gradient reaches its inputs, before the records inside.
     """
 
+    __slots__ = (
+        "_arriving",
+        "_awaited",
+        "_dtypes",
+        "_entry",
+        "_kept",
+        "_node",
+        "_parent",
+        "_passed",
+        "_placed",
+        "_places",
+        "_recorder",
+        "_scope",
+        "_slots",
+        "_wanted",
+        "_ways",
+    )
+
     def __init__(self, recorder: Recorder, scope: Scope, wanted: Wanted, name: str, parent: str | None) -> None:
         self._recorder, self._scope, self._wanted = recorder, scope, wanted
-        self._entry = Entry(name, open=True)
+        self._entry = Entry(name)
         self._kept: bool | None = None
         self._ways: InputGradients | None = None
         self._slots: dict[int, int] = {}
         self._dtypes: dict[int, torch.dtype] = {}
         self._passed: set[int] = set()
-        self._parent = backward_of(parent)
+        self._parent = parent
+        self._placed = False
+        self._awaited = 0
 
-    def watch(self, given: Given, output: object, *, whole: bool, parameters: bool) -> None:
-        """Hook the graph between ``given`` and ``output``; without ``parameters`` those among the inputs are left out."""
-        outputs: list[tuple[str, torch.Tensor]] = []
-        tensors_in(output, "", outputs)
-        slots = [t for _, t in outputs if t.requires_grad]
-        made = [
-            (k, t) for k, t in enumerate(slots) if given.edges.made(t)
-        ]  # what is handed through has none of its own
-        if not made:
-            return
-        numbers = [n for n, t in enumerate(given.tensors) if parameters or not _is_parameter(t)]
-        self._slots = {n: k for k, n in enumerate(numbers)}
-        self._dtypes = {n: given.tensors[n].dtype for n in numbers} if given.edges.cast_once else {}
-        body = self._entry.body
-        if self._wanted.output_gradients:
-            body["input"] = [None] * len(slots)
-        if self._wanted.input_gradients:
-            body["output"] = [None] * len(numbers)
-            if not self._wanted.node_gradients:
-                body["grad_of"] = [given.paths[n] for n in numbers]
-        nodes: list[Node] = list({id(t.grad_fn): t.grad_fn for _, t in made}.values())
-        crossings = given.edges.crossings(nodes) if self._wanted.input_gradients and numbers else []
-        if crossings:
-            done = self._left_whole if whole else self._left
+    def watch(self, given: Given, output: object, *, whole: bool) -> None:
+        """Hook the graph between ``given`` and ``output``, of a module (``whole``) or an API, whose parameters are left out."""
+        edges = given.edges
+        if type(output) in PLAIN_TYPES:
+            slots: list[Any] = [output] if output.requires_grad else []  # type: ignore[attr-defined]
         else:
-            self._entry.open = False
+            outputs: list[tuple[str, torch.Tensor]] = []
+            tensors_in(output, "", outputs)
+            slots = [t for _, t in outputs if t.requires_grad]
+        places: dict[int, list[tuple[int, int]]] = {}  # by node: (number of the output, place among the node's)
+        nodes: list[Node] = []
+        for k, tensor in enumerate(slots):
+            if edges.made(tensor):  # what is handed through has no node of its own
+                node: Node = tensor.grad_fn
+                if id(node) not in places:
+                    nodes.append(node)
+                places.setdefault(id(node), []).append((k, tensor.output_nr))
+        if not nodes:
+            return
+        tensors, wanted, body = given.tensors, self._wanted, self._entry.body
+        numbers = [n for n, t in enumerate(tensors) if whole or not _is_parameter(t)]
+        self._slots = {n: k for k, n in enumerate(numbers)}
+        if edges.cast_once:
+            self._dtypes = {n: tensors[n].dtype for n in numbers}
+        if wanted.output_gradients:
+            body["input"] = [None] * len(slots)
+        if wanted.input_gradients:
+            body["output"] = [None] * len(numbers)
+            if not wanted.node_gradients:
+                body["grad_of"] = [given.paths[n] for n in numbers]
+        crossings = edges.crossings(nodes) if wanted.input_gradients and numbers else []
+        if len(numbers) < len(tensors):
+            crossings = self._wanted_ones(crossings)
+        if not whole and len(nodes) == len(crossings) == 1 and self._is_one_node(nodes[0], crossings[0]):
+            self._node, self._places, self._arriving = id(nodes[0]), places[id(nodes[0])], crossings[0][1]
+            nodes[0].register_hook(self._through)
+            return
+        self._entry.open, self._awaited = True, len(nodes) + bool(crossings)
         for node in nodes:
-            places = [(k, t.output_nr) for k, t in made if t.grad_fn is node]
             if whole and not crossings:
-                node.register_prehook(self._before(places))
+                node.register_prehook(self._before(places[id(node)]))
             else:
-                node.register_hook(self._at(id(node), places, placed=not whole))
+                node.register_hook(self._at(id(node), places[id(node)], placed=not whole))
         if crossings:
-            self._ways = InputGradients(crossings, self._of_input, done)
+            self._ways = InputGradients(crossings, self._of_input, self._left_whole if whole else self._arrived)
+
+    def _is_one_node(self, node: Node, crossing: Crossing) -> bool:
+        """Is the call a single node, with a place of its own for every input?"""
+        return crossing[0] is node and len({number for _, number in crossing[1]}) == len(crossing[1])
+
+    def _wanted_ones(self, crossings: list[Crossing]) -> list[Crossing]:
+        """The ways to tensors whose gradients are recorded."""
+        kept = [(node, [place for place in places if place[1] in self._slots]) for node, places in crossings]
+        return [crossing for crossing in kept if crossing[1]]
 
     def watch_node(self, output: object) -> None:
         """The reference's way: the last node's own gradients, whatever they are the gradients of (HOK-4)."""
@@ -114,16 +164,15 @@ class BackwardRecord:
         node: Node = next((t.grad_fn for _, t in outputs), None)
         if node is None:
             return
-        self._entry.open = False
 
         def fired(inputs: Gradients, outputs: Gradients) -> None:
             if self._begins() and self._first_at(0):
                 with self._scope.quiet():
-                    self._recorder.place(self._entry)
                     if self._wanted.output_gradients:
                         self._entry.body["input"] = self._recorder.values(self._entry, "input", outputs)
                     if self._wanted.input_gradients:
                         self._entry.body["output"] = self._recorder.values(self._entry, "output", inputs)
+                    self._recorder.place(self._entry)
 
         node.register_hook(fired)
 
@@ -136,7 +185,7 @@ class BackwardRecord:
         if self._kept is None:
             self._kept = self._wanted.keeps_backward(self._entry.name)
             if self._recorder.stacks is not None:
-                self._recorder.parent(self._entry.name, self._parent)
+                self._recorder.parent(self._entry.name, backward_of(self._parent))
         return self._kept
 
     def _first_at(self, output: int) -> bool:
@@ -149,8 +198,9 @@ class BackwardRecord:
         def fired(gradients: Gradients) -> None:
             if self._begins() and self._first_at(places[0][0]):
                 with self._scope.quiet():
-                    self._recorder.place(self._entry)
                     self._of_outputs(places, gradients)
+                    self._arrived()
+                    self._place()
 
         return fired
 
@@ -159,13 +209,45 @@ class BackwardRecord:
             if self._begins() and self._first_at(places[0][0]):
                 with self._scope.quiet():
                     self._recorder.passes(node)
-                    if placed:
-                        self._recorder.place(self._entry)
-                    if self._ways is not None and not self._ways.complete:
-                        self._recorder.begun(id(self._entry), self._ways.finish)
                     self._of_outputs(places, gradients)
+                    self._arrived()
+                    if placed:
+                        self._place()
+                    elif self._entry.open:
+                        self._recorder.begun(id(self._entry), self._finish)
 
         return fired
+
+    def _through(self, inputs: Gradients, gradients: Gradients) -> None:
+        """The pass is through a call that is one node: what flows in and what flows out, at once."""
+        if self._begins() and self._first_at(self._places[0][0]):
+            with self._scope.quiet():
+                self._recorder.passes(self._node)
+                self._of_outputs(self._places, gradients)
+                for place, number in self._arriving:
+                    if place < len(inputs):
+                        self._of_input(number, inputs[place])
+                self._place()
+
+    def _place(self) -> None:
+        """Put the entry into the file, with what it holds by now: an entry that is not open may be written at once."""
+        if not self._placed:
+            self._placed = True
+            self._recorder.place(self._entry)
+        if self._entry.open:
+            self._recorder.begun(id(self._entry), self._finish)
+
+    def _arrived(self) -> None:
+        """One of the things that the entry waits for is there: the gradients of a node of its outputs, or all of its inputs."""
+        self._awaited -= 1
+        if self._awaited <= 0:
+            self._recorder.close(self._entry)
+
+    def _finish(self) -> None:
+        """The pass is over: what has arrived so far is all."""
+        if self._ways is not None:
+            self._ways.finish()
+        self._recorder.close(self._entry)
 
     def _of_outputs(self, places: list[tuple[int, int]], gradients: Gradients) -> None:
         """Enter gradients of outputs: (number of the output, place among the node's)."""
@@ -180,17 +262,13 @@ class BackwardRecord:
         k = self._slots.get(number)
         if k is not None and gradient is not None and self._begins():
             with self._scope.quiet():
-                dtype = self._dtypes.get(number, gradient.dtype)
-                if gradient.dtype is not dtype:  # on its way into a cast of autocast
+                dtype = self._dtypes.get(number) if self._dtypes else None
+                if dtype is not None and gradient.dtype is not dtype:  # on its way into a cast of autocast
                     gradient = to(gradient, dtype)
                 self._entry.body["output"][k] = self._recorder.one(self._entry, f"output.{k}", gradient)
 
-    def _left(self) -> None:
-        self._recorder.ended(id(self._entry))
-        self._entry.open = False
-
     def _left_whole(self) -> None:
-        self._left()
+        self._arrived()
         if self._begins():
             self._recorder.put_off(self._entry)
 

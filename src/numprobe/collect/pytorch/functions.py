@@ -228,13 +228,13 @@ class FunctionHooks:
             shown.bind(lambda values: self._show(call, values))
         else:
             self._show(call, shown)
-        if call.given is not None and call.given.edges:
+        if call.given is not None and call.given.tensors:
             name = f"{call.entry.name.removesuffix('forward')}backward"
             record = BackwardRecord(self._recorder, self._scope, self._wanted, name, call.parent)
             if self._wanted.node_gradients:
                 record.watch_node(output)
             else:
-                record.watch(call.given, output, whole=False, parameters=False)
+                record.watch(call.given, output, whole=False)
 
     def _show(self, call: _Call, output: Any) -> None:
         if self._wanted.output:

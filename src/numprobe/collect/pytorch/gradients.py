@@ -17,6 +17,7 @@ MAX_NODES = (
 )
 
 Node = Any  # torch.autograd.graph.Node: what grad_fn gives
+Crossing = tuple[Node, list[tuple[int, int]]]  # a node and [(place in its gradients, number of the tensor)]
 OnGradient = Callable[[int, torch.Tensor | None], None]
 next_sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
@@ -48,20 +49,17 @@ class Edges:
                 self._again.setdefault(first, []).append(i)
         self.cast_once = bool(self._of_leaves) and _autocasts()
 
-    def __bool__(self) -> bool:
-        return bool(self._of_nodes or self._of_leaves)
-
     def made(self, tensor: torch.Tensor) -> bool:
         """Has this output a node of its own, or was an input handed through?"""
         node = tensor.grad_fn
         return node is not None and (id(node), tensor.output_nr) not in self._of_nodes
 
-    def crossings(self, outputs: Sequence[Node]) -> list[tuple[Node, list[tuple[int, int]]]]:
-        """The last nodes of the call on every way to an input: (node, [(place in its gradients, number of the tensor)])."""
+    def crossings(self, outputs: Sequence[Node]) -> list[Crossing]:
+        """The last nodes of the call on every way to an input."""
         of_nodes, of_leaves, since = self._of_nodes, self._of_leaves, self.since
         waiting = list(outputs)
         seen = {id(node): node for node in waiting}
-        found: list[tuple[Node, list[tuple[int, int]]]] = []
+        found: list[Crossing] = []
         while waiting:
             node = waiting.pop()
             here: list[tuple[int, int]] = []
@@ -109,7 +107,7 @@ class InputGradients:
 
     def __init__(
         self,
-        crossings: Sequence[tuple[Node, list[tuple[int, int]]]],
+        crossings: Sequence[Crossing],
         on_gradient: OnGradient,
         on_done: Callable[[], None],
     ) -> None:
@@ -121,10 +119,6 @@ class InputGradients:
             for _, number in places:
                 self._ways[number] = self._ways.get(number, 0) + 1
             node.register_hook(self._hook(places))
-
-    @property
-    def complete(self) -> bool:
-        return self._left <= 0
 
     def finish(self) -> None:
         """No more will come: what has arrived so far is all."""
@@ -183,6 +177,8 @@ def tensors_in(value: object, path: str, found: list[tuple[str, torch.Tensor]], 
     """Every tensor in nested arguments with its dotted path, in order."""
     if isinstance(value, torch.Tensor):
         found.append((path, value))
+    elif value is None or type(value) in _PLAIN:
+        return
     elif isinstance(value, (list, tuple)):
         if depth < 64:
             for i, part in enumerate(value):
@@ -194,3 +190,6 @@ def tensors_in(value: object, path: str, found: list[tuple[str, torch.Tensor]], 
     elif hasattr(value, "__dataclass_fields__") and not isinstance(value, type) and depth < 64:
         for name in value.__dataclass_fields__:
             tensors_in(getattr(value, name, None), f"{path}.{name}" if path else name, found, depth + 1)
+
+
+_PLAIN = frozenset((bool, int, float, str, torch.dtype, torch.device, torch.Size))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -209,7 +210,7 @@ class ModuleHooks:
             if call.given is not None and not failed:
                 backward = f"{call.name}.backward.{call.number}"
                 record = BackwardRecord(recorder, self._scope, self._wanted, backward, call.parent)
-                record.watch(call.given, output, whole=True, parameters=True)
+                record.watch(call.given, output, whole=True)
         self._leaves(name)
 
     # --- parameters ----------------------------------------------------------------------------------------------
@@ -217,35 +218,46 @@ class ModuleHooks:
     def _hook_parameters(self, base: str, parameters: Iterable[tuple[str, nn.Parameter]]) -> list[Any]:
         """Record a gradient when it was added up: an entry holds those of one module, and begins with its first again."""
         current: list[Entry | None] = [None]
+        followed = [(name, parameter) for name, parameter in parameters if parameter.requires_grad]
         handles = []
-        for name, parameter in parameters:
-            if parameter.requires_grad:
-                hook = self._on_accumulated(base, name, current)
-                if hasattr(parameter, "main_grad"):  # Megatron adds to it in a hook of the node, which began earlier
-                    handles.append(_after_node(parameter, hook))
-                else:
-                    handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
+        for name, parameter in followed:
+            hook = self._on_accumulated(base, name, current, len(followed))
+            if hasattr(parameter, "main_grad"):  # Megatron adds to it in a hook of the node, which began earlier
+                handles.append(_after_node(parameter, hook))
+            else:
+                handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
         return handles
 
-    def _on_accumulated(self, base: str, name: str, current: list[Entry | None]) -> Callable[[torch.Tensor], None]:
+    def _on_accumulated(
+        self, base: str, name: str, current: list[Entry | None], count: int
+    ) -> Callable[[torch.Tensor], None]:
+        """``current`` is the module's entry, which is whole with ``count`` gradients."""
         recorder, scope = self._recorder, self._scope
+        counter = f"{base}.parameters_grad"
 
         def accumulated(parameter: torch.Tensor) -> None:
             if not scope.on or recorder.files is None:
                 return
-            counter = f"{base}.parameters_grad"
             entry = current[0]
             with scope.quiet():
-                if entry is None or name in entry.body or not entry.name.endswith(f".{recorder.calls(counter) - 1}"):
-                    entry = current[0] = Entry(f"{counter}.{recorder.call(counter)}")
+                if (
+                    entry is None
+                    or entry.written
+                    or name in entry.body
+                    or not entry.name.endswith(f".{recorder.calls(counter) - 1}")
+                ):
+                    entry = current[0] = Entry(f"{counter}.{recorder.call(counter)}", open=True)
                     if self._keeps(entry.name):
                         recorder.place_gradient(entry, f"{base}.backward.")
+                        recorder.begun(id(entry), functools.partial(recorder.close, entry))
                 if not self._keeps(entry.name):
                     return
                 gradient = getattr(parameter, "main_grad", None)
                 gradient = parameter.grad if gradient is None else gradient
                 if gradient is not None:
                     entry.body[name] = [recorder.one(entry, name, gradient)]
+                if len(entry.body) == count:
+                    recorder.close(entry)
 
         return accumulated
 

@@ -7,6 +7,8 @@ pass through them, so the functions it needs are bound here, when the module is 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -75,6 +77,16 @@ _KINDS = {
     torch.uint8: ("|u1", 1),
     torch.bool: ("|b1", 1),
 }
+
+
+_Window: Any = ctypes.c_byte * (sys.maxsize >> 1)
+_float32 = np.dtype(np.float32)
+
+
+def float32_at(address: int, count: int) -> NDArray[Any]:
+    """An array over float32 values of the host, in a fifth of the time of :func:`array_of`; it keeps nothing alive."""
+    array: NDArray[Any] = np.frombuffer(_Window.from_address(address), _float32, count)
+    return array
 
 
 def array_of(tensor: Tensor) -> NDArray[Any]:

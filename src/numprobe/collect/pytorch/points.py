@@ -30,40 +30,43 @@ class Points:
         entry.body = {"": describe(variable, "", on_tensor)}
         recorder.place(entry)
         if backward:
-            gradient = Entry(f"{name}_grad.{number}.debug")
-            watched: list[torch.Tensor] = []
-            gradient.body = {"": self._skeleton(variable, "", gradient, watched)}
-            if watched:
+            gradient = Entry(f"{name}_grad.{number}.debug", open=True)
+            awaited: set[str] = set()
+            gradient.body = {"": self._skeleton(variable, "", gradient, awaited)}
+            if awaited:
                 recorder.place(gradient)
 
-    def _skeleton(self, value: Any, path: str, entry: Entry, watched: list[torch.Tensor]) -> Any:
+    def _skeleton(self, value: Any, path: str, entry: Entry, awaited: set[str]) -> Any:
         """The shape of ``value`` with null for every leaf; gradients take their places as they come."""
         if isinstance(value, torch.Tensor):
             if value.requires_grad:
-                watched.append(value)
-                self._watch(value, path, entry)
+                awaited.add(path)
+                self._watch(value, path, entry, awaited)
             return None
         if isinstance(value, (list, tuple)):
-            return [self._skeleton(part, f"{path}.{i}", entry, watched) for i, part in enumerate(value)]
+            return [self._skeleton(part, f"{path}.{i}", entry, awaited) for i, part in enumerate(value)]
         if isinstance(value, dict):
-            return {str(k): self._skeleton(part, f"{path}.{k}", entry, watched) for k, part in value.items()}
+            return {str(k): self._skeleton(part, f"{path}.{k}", entry, awaited) for k, part in value.items()}
         return None
 
-    def _watch(self, tensor: torch.Tensor, path: str, entry: Entry) -> None:
+    def _watch(self, tensor: torch.Tensor, path: str, entry: Entry, awaited: set[str]) -> None:
         recorder = self._recorder
 
         def arrived(gradient: torch.Tensor) -> None:
-            if recorder.files is None or "" not in entry.body:
+            if recorder.files is None or entry.written:
                 return
             record = recorder.on_tensor(entry)(gradient, path)
             steps = [int(p) if p.isdecimal() else p for p in path.split(".")[1:]]
-            if not steps:
+            if steps:
+                place: Any = entry.body[""]
+                for step in steps[:-1]:
+                    place = place[step]
+                place[steps[-1]] = record
+            else:
                 entry.body[""] = record
-                return
-            place: Any = entry.body[""]
-            for step in steps[:-1]:
-                place = place[step]
-            place[steps[-1]] = record
+            awaited.discard(path)
+            if not awaited:
+                recorder.close(entry)
 
         tensor.register_hook(arrived)  # type: ignore[no-untyped-call]
 

@@ -12,7 +12,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,6 +20,7 @@ import msgspec
 import torch
 
 from numprobe.collect.pytorch.parquet import ParquetValues
+from numprobe.collect.pytorch.plain import PLAIN_TYPES
 from numprobe.collect.pytorch.stacks import Stacks
 from numprobe.collect.pytorch.values import ANY_KEY, OnTensor, TensorRecord, describe, tensor_type
 from numprobe.formats.msprobe.write import DUMP_FOOT, AppendedObject, dump_head, figure, member
@@ -30,9 +30,17 @@ _DTYPES = {d: str(d) for d in (torch.float32, torch.bfloat16, torch.float16, tor
 HELD = 20 * BATCH  # entries that may wait for an unfinished one before them
 
 
+_NUMBERS = ("Max", "Min", "Mean", "Norm")
+_MORE = ("stat_dtype", "nan", "pos_inf", "neg_inf", "md5")
+
+# a tensor (which keeps its memory from being used again), its version, its record, the number of figures to come
+_Seen = tuple[torch.Tensor, int, TensorRecord, "int | None"]
+
+
 class Figures(Protocol):
     """What :class:`~numprobe.collect.pytorch.statistics.Statistics` does for the recorder."""
 
+    def enter(self, record: TensorRecord, tensor: torch.Tensor) -> bool: ...
     def add(self, tensor: torch.Tensor) -> int: ...
     def resolve(self) -> list[dict[str, object]]: ...
 
@@ -46,13 +54,14 @@ class TensorSink(Protocol):
     def flush(self) -> list[str]: ...
 
 
-@dataclass(eq=False)
 class Entry:
-    """One member of ``data``. ``open``: something of it is still to come."""
+    """One member of ``data``. ``open``: something of it is still to come; ``written``: too late for that."""
 
-    name: str
-    body: dict[str, Any] = field(default_factory=dict)
-    open: bool = False
+    __slots__ = ("body", "name", "open", "written")
+
+    def __init__(self, name: str, *, open: bool = False) -> None:
+        self.name, self.open, self.written = name, open, False
+        self.body: dict[str, Any] = {}
 
     @property
     def value(self) -> Any:
@@ -138,9 +147,8 @@ class Recorder:
         self._will_end = False  # is told when the backward pass is over
         self._waiting: list[tuple[TensorRecord, int]] = []
         self._any_order = any_order
-        # the tensor (which keeps its memory from being used again), its version, the number of its figures
-        self._now: dict[Hashable, tuple[torch.Tensor, int, int]] = {}
-        self._before: dict[Hashable, tuple[torch.Tensor, int, int]] = {}
+        self._now: dict[Hashable, _Seen] = {}
+        self._before: dict[Hashable, _Seen] = {}
         self._ended = self._trusting = False
         self._node = 0  # where a backward pass was last
         self._tree = tree
@@ -191,7 +199,7 @@ class Recorder:
         self._late.append(entry)
 
     def begun(self, key: int, finish: Callable[[], None]) -> None:
-        """A backward pass has entered a call; ``finish`` ends its entry when the pass is over without reaching all its inputs."""
+        """A backward pass has reached an entry, which waits for more; ``finish`` ends it when the pass is over without that."""
         self._begun[key] = finish
         if not self._will_end:  # called within the pass, which is when the engine takes callbacks
             self._will_end = True
@@ -199,6 +207,11 @@ class Recorder:
 
     def ended(self, key: int) -> None:
         self._begun.pop(key, None)
+
+    def close(self, entry: Entry) -> None:
+        """No more will come for an entry."""
+        entry.open = False
+        self.ended(id(entry))
 
     def _pass_ended(self) -> None:
         self._will_end = False
@@ -226,11 +239,19 @@ class Recorder:
 
     def values(self, entry: Entry, segment: str, values: Any) -> list[Any]:
         """Records of a list of arguments; ``segment`` stands in the names of tensor files (input, kwargs, output)."""
+        if self._saves is None or not self._saves(entry.name):  # so that paths do not matter
+            tensor = self.tensor
+            return [
+                tensor(value) if type(value) in PLAIN_TYPES else describe(value, "", self._unsaved, self._key)
+                for value in values
+            ]
         on_tensor = self.on_tensor(entry)
         return [describe(value, f"{segment}.{i}", on_tensor, self._key) for i, value in enumerate(values)]
 
     def named(self, entry: Entry, segment: str, values: dict[str, Any]) -> dict[str, Any]:
         """Records of keyword arguments or parameters."""
+        if not values:
+            return {}
         on_tensor = self.on_tensor(entry)
         return {key: describe(value, f"{segment}.{key}", on_tensor, key) for key, value in values.items()}
 
@@ -253,14 +274,14 @@ class Recorder:
         return self.tensor(tensor)
 
     def tensor(self, tensor: torch.Tensor, file_name: str = "") -> TensorRecord:
-        """The record of a tensor as it is now; its figures follow when the batch is written."""
+        """The record of a tensor as it is now; figures that a device computes follow when the batch is written."""
         sliced = tensor if self._slice is None else self._slice(tensor)
-        kind = type(tensor)
-        plain = kind is torch.Tensor or kind is torch.nn.Parameter
+        plain = type(tensor) in PLAIN_TYPES
         local = sliced if plain or not hasattr(sliced, "to_local") else sliced.to_local()
+        dtype = tensor.dtype
         record: TensorRecord = {
             "type": "torch.Tensor" if plain else tensor_type(tensor),
-            "dtype": _DTYPES.get(tensor.dtype) or str(tensor.dtype),
+            "dtype": _DTYPES.get(dtype) or str(dtype),
             "shape": None if local.is_nested else list(local.shape),
             "Max": None,
             "Min": None,
@@ -274,47 +295,74 @@ class Recorder:
             record["device"] = str(tensor.device)
             if tensor.layout is torch.strided and not local.is_nested and not local.is_contiguous():
                 record["stride"] = list(local.stride())
-        with self.lock:
-            if self._figures is not None:
-                self._waiting.append((record, self._figures_of(tensor, sliced)))
-            self.tally.tensors += 1
         if file_name and self.sink is not None:
             written = self.sink.put(local, file_name)
             if written is not None:
                 record["data_name"] = written
+        with self.lock:
+            self.tally.tensors += 1
+            if self._figures is not None:
+                self._enter_figures(record, tensor, sliced, plain)
         return record
 
-    def _figures_of(self, tensor: torch.Tensor, sliced: torch.Tensor) -> int:
-        """The number of the tensor's figures: its own, or those of a moment ago.
+    def _enter_figures(self, record: TensorRecord, tensor: torch.Tensor, sliced: torch.Tensor, plain: bool) -> None:
+        """Enter the tensor's figures into its record, now or when the batch is written: its own, or those of a moment ago.
 
         What goes into a module mostly goes into the first call inside as well, what the last call gives the module gives too,
         and a gradient leaves one node to enter the next: it is looked at once. Not across calls: what changes a tensor behind
         the back of its version counter (``.data``, a kernel that writes where it should not, a buffer that communication
         uses again) has to show at the next call.
         """
-        assert self._figures is not None
-        if tensor.is_inference():  # nothing tells whether it has changed
-            return self._figures.add(sliced)
-        key = self._same_elements(tensor)
+        try:
+            version = tensor._version
+        except RuntimeError:  # of inference mode: nothing tells whether it has changed
+            self._look(record, sliced)
+            return
+        key = self._same_elements(tensor, plain)
         known = self._now.get(key)
         if known is None and self._trusting:
             known = self._before.get(key)
-        if known is not None and known[1] == tensor._version:
-            return known[2]
-        number = self._figures.add(sliced)
-        self._now[key] = tensor, tensor._version, number
+        if known is None or known[1] != version:
+            self._now[key] = tensor, version, record, self._look(record, sliced)
+            return
+        _, _, source, number = known
+        if number is not None:
+            self._waiting.append((record, number))
+            return
+        record["Max"], record["Min"], record["Mean"], record["Norm"] = (
+            source["Max"],
+            source["Min"],
+            source["Mean"],
+            source["Norm"],
+        )
+        for name in _MORE:
+            if name in source:
+                record[name] = source[name]
+
+    def _look(self, record: TensorRecord, tensor: torch.Tensor) -> int | None:
+        """Enter the figures at once, or have them computed; their number then."""
+        figures = self._figures
+        assert figures is not None
+        if figures.enter(record, tensor):
+            norm = record["Norm"]
+            if norm is None or norm - norm != 0:  # some are not finite, or not numbers
+                for name in _NUMBERS:
+                    record[name] = figure(record[name])
+            return None
+        number = figures.add(tensor)
+        self._waiting.append((record, number))
         return number
 
-    def _same_elements(self, tensor: torch.Tensor) -> Hashable:
+    def _same_elements(self, tensor: torch.Tensor, plain: bool) -> Hashable:
         """Equal for tensors that are the same elements: reshaped views too, and permuted ones if the order does not matter."""
-        if tensor.is_conj() or tensor.is_neg():  # another reading of the same memory
+        if not plain or self._slice is not None or tensor.is_neg() or tensor.is_conj():  # another reading of the memory
             return id(tensor)
-        kind = type(tensor)
-        if self._slice is None and (kind is torch.Tensor or kind is torch.nn.Parameter):
-            with suppress(RuntimeError):  # sparse layouts, and tensors of torch.func without memory of their own
-                same = tensor.is_contiguous() or (self._any_order and _fills_its_memory(tensor))
-                if same and (address := tensor.data_ptr()):
-                    return address, tensor.get_device(), tensor.numel(), tensor.dtype
+        try:
+            same = tensor.is_contiguous() or (self._any_order and _fills_its_memory(tensor))
+            if same and (address := tensor.data_ptr()):
+                return address, tensor.get_device(), tensor.numel(), tensor.dtype
+        except RuntimeError:  # sparse layouts, and tensors of torch.func without memory of their own
+            pass
         return id(tensor)
 
     def begins(self) -> None:
@@ -344,7 +392,8 @@ class Recorder:
         return records
 
     def _turn(self) -> None:
-        self._before, self._now = self._now, {}
+        if self._now or self._before:
+            self._before, self._now = self._now, {}
 
     # --- writing -------------------------------------------------------------------------------------------------
 
@@ -371,6 +420,7 @@ class Recorder:
                     entry.body["is_nan"] = int(_holds_nonfinite(entry.body.get("output")))
                 if self._judge is not None:
                     self._judge(entry)
+                entry.written = True
                 entries.append(self._rows.pop(key))
             try:
                 self.tally.bytes += self.files.dump.append([member(e.name, e.value) for e in entries])

@@ -32,8 +32,10 @@ from numprobe.collect.pytorch.plain import (
     VARIABLE,
     array_of,
     data_of,
+    data_ptr,
     decoded_float4,
     flat,
+    float32_at,
     holds_no_memory,
     is_contiguous,
     modes_active,
@@ -119,22 +121,37 @@ class Statistics:
         self._columns: dict[Hashable, _Column] = {}  # by device, dtype and stream
         # Host tensors in the commonest modes: our values, with the CRC or no digest.
         self._direct = mode in ("statistics", "md5") and not compat
+        self._md5 = mode == "md5"
 
     def add(self, tensor: Tensor) -> int:
         """The tensor's number since the last resolve. Its figures are those of now: later in-place changes do not matter."""
-        result: Record | Callable[[], Record] | None = None
-        if self._direct and type(tensor) in PLAIN_TYPES and tensor.is_cpu and not modes_active():
-            try:
-                result = _record_on_host(tensor, self.counts)
-                if self.mode == "md5" and result["Max"] is not None:
-                    result = None if tensor.is_quantized else {**result, "md5": digests.crc32(tensor)}
-            except Exception:  # sparse, nested, conjugated, freed, ...: the slower way knows them
-                result = None
-        if result is None:
-            result = self._carefully(tensor)
+        record: Record = {}
+        result = record if self.enter(record, tensor) else self._carefully(tensor)
         with self._lock:
             self._pending.append(result)
             return len(self._pending) - 1
+
+    def enter(self, record: Record, tensor: Tensor) -> bool:
+        """Enter the figures into ``record`` if they are there at once: of a plain host tensor, in the commonest modes.
+
+        False: nothing was entered, and :meth:`add` takes the tensor.
+        """
+        if not self._direct or type(tensor) not in PLAIN_TYPES or not tensor.is_cpu or modes_active():
+            return False
+        try:
+            if not self._md5:
+                _enter_on_host(record, tensor, self.counts)
+                return True
+            found: Record = {}
+            _enter_on_host(found, tensor, self.counts)
+            if found["Max"] is not None:
+                if tensor.is_quantized:
+                    return False
+                found["md5"] = digests.crc32(tensor)
+        except Exception:  # sparse, nested, conjugated, freed, ...: the slower way knows them
+            return False
+        record.update(found)
+        return True
 
     def resolve(self) -> list[Record]:
         """One dict a tensor, in the order they were added; waits for the devices. Forgets them."""
@@ -330,21 +347,22 @@ def _record(figures: Figures) -> Record:
     return record
 
 
-def _record_on_host(tensor: Tensor, counts: bool) -> Record:
-    """The record of a strided CPU tensor: the hot path of a collector on a CPU, where a Python call is felt."""
-    if holds_no_memory(tensor):
-        return _record(NOTHING)
-    tensor = data_of(tensor)
-    count = numel(tensor)
-    if 0 < count <= _SMALL and tensor.ndim:
-        dtype = tensor.dtype
-        values = _float(tensor) if dtype in _HALVES else tensor
+def _enter_on_host(record: Record, tensor: Tensor, counts: bool) -> None:
+    """Enter the figures of a strided CPU tensor: the hot path of a collector on a CPU, where a Python call is felt.
+
+    Raises before anything is entered.
+    """
+    count, dtype = numel(tensor), tensor.dtype
+    if 0 < count <= _SMALL and tensor.ndim and not holds_no_memory(tensor):
+        values = _float(data_of(tensor)) if dtype in _HALVES else tensor  # to be kept while the array is looked at
         if values is not tensor or dtype is torch.float32:
-            array = array_of(values)
-            found = _small(array if array.ndim == 1 else array.ravel("K"))
+            plain = is_contiguous(values) and not values.is_neg()
+            found = _small(float32_at(data_ptr(values), count) if plain else array_of(values).ravel("K"))
             if found is not None:
-                return {"Max": found[0], "Min": found[1], "Mean": found[2], "Norm": found[3], "stat_dtype": "float64"}
-    return _record(_host_figures(tensor, counts))
+                record["Max"], record["Min"], record["Mean"], record["Norm"] = found
+                record["stat_dtype"] = "float64"
+                return
+    record.update(_record(NOTHING if holds_no_memory(tensor) else _host_figures(data_of(tensor), counts)))
 
 
 def _host_figures(tensor: Tensor, counts: bool) -> Figures:
@@ -404,7 +422,7 @@ def _small(array: Array) -> tuple[float, float, float, float] | None:
     high, low = float(_highest(array)), float(_lowest(array))
     bounds = _SQUARES_FIT[array.dtype]
     if not bounds[0] < (high if high > -low else -low) < bounds[1]:
-        return None  # also where they are NaN
+        return (high, low, 0.0, 0.0) if high == 0 == low else None  # None also where they are NaN
     count = len(array)
     total, squares = _sums(array, count)
     return high, low, total / count, math.sqrt(squares)
