@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.scripted import Say, serving
 from cli.shell import Ran, command, environment
 from numprobe.agent.chat.sessions import Store, Turn
 from numprobe.record.errors import NumprobeError
@@ -356,3 +357,25 @@ def test_a_fault_of_our_own_costs_one_turn(dumps: Path, tmp_path: Path) -> None:
     assert "numprobe failed: ZeroDivisionError: a fault" in ran.stderr
     assert "Traceback" not in ran.stderr
     assert "/resume" in ran.stdout
+
+
+def test_a_model_s_table_is_drawn_on_a_terminal(dumps: Path, tmp_path: Path) -> None:
+    pytest.importorskip("pydantic_ai")
+    said = "Both agree:\n\n| side | Norm |\n|---|---:|\n| a | 1.25 |\n\nNothing else."
+    with serving([Say(said)]) as server:
+        (tmp_path / ".config" / "numprobe").mkdir(parents=True)
+        (tmp_path / ".config" / "numprobe" / "config.toml").write_text(
+            f'version = 1\ndefault_llm = "mine"\n[llm.mine]\nprovider = "openai"\nmodel = "m"\nbase_url = "{server.url}"\n',
+            encoding="utf-8",
+        )
+        terminal = Terminal(tmp_path)
+        terminal.prompted()
+        terminal.write(f"what is in {dumps}/runs/a\r")
+        terminal.until("Nothing else.")
+        terminal.prompted()
+        terminal.write("\x04")
+        assert terminal.close() == 0
+    drawn = terminal.plain().split("mine puts it so")[1]
+    assert re.search(r"side +Norm", drawn)
+    assert "───" in drawn
+    assert "|---" not in drawn

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from numprobe.agent.ask import Asked
     from numprobe.agent.llm.brain import Brain, Listening
     from numprobe.agent.skills.skill import Pipeline
+    from numprobe.cli.spoken import Spoken
     from numprobe.execution.stages import Listener
 
 
@@ -115,8 +116,8 @@ class Voice:
         settled = asked.run is not None or asked.answer.known
         if settled and not self.as_json:
             self._print(asked)
-        on = None if self.as_json else self._listening(brain)
-        asked = worded(asked, question, brain, on, paths)
+        with self._listening(brain) as on:
+            asked = worded(asked, question, brain, on, paths)
         if asked.warning is not None:
             common.show_error(asked.warning, symbol="warning")
         if self.as_json or not settled:
@@ -125,29 +126,42 @@ class Voice:
             self._footnote(asked, brain)
         return asked
 
-    def _listening(self, brain: Brain) -> Listening:
+    @contextmanager
+    def _listening(self, brain: Brain) -> Iterator[Listening | None]:
         """A terminal sees the model speak; what is not supported is named below then, and marked in the text elsewhere."""
         from numprobe.agent.llm.brain import Listening
         from numprobe.agent.messages import say
         from numprobe.report.progress import json_line
         from numprobe.report.terminal import printable
 
-        heard: list[str] = []
+        if self.as_json:
+            yield None
+            return
+        spoken: Spoken | None = None
 
         def text(piece: str) -> None:
-            if not heard:
+            nonlocal spoken
+            if spoken is None:
+                from numprobe.cli.spoken import Spoken
+
                 self._head(brain)
-            heard.append(piece)
-            print("\n".join(map(printable, piece.split("\n"))), end="", flush=True)
+                spoken = Spoken(common.style(sys.stdout))
+            spoken.say(piece)
 
         def tool(name: str, arguments: str) -> None:
+            if spoken is not None:
+                spoken.stop()
             if self.terminal.progress == "json":
                 line = json_line({"kind": "tool", "tool": name, "arguments": arguments}, sys.stderr)
             else:
                 line = printable(f"{say(self.lang, 'llm.uses', tool=name)} {arguments}")
             print(line, file=sys.stderr, flush=True)
 
-        return Listening(text if common.style(sys.stdout).live else lambda piece: None, tool)
+        try:
+            yield Listening(text if common.style(sys.stdout).live else lambda piece: None, tool)
+        finally:
+            if spoken is not None:
+                spoken.stop()
 
     def _head(self, brain: Brain) -> None:
         from numprobe.agent.messages import say
@@ -162,12 +176,9 @@ class Voice:
         said = asked.said
         assert said is not None
         style = common.style(sys.stdout)
-        if style.live:
-            print()
-        else:
+        if not style.live:
             self._head(brain)
-            for line in said.text.splitlines():
-                print("\n".join(wrap(printable(line), style.width)))
+            self._words(said.text)
         if said.cut:
             print(f"\n{style.symbol('warning')} {say(self.lang, 'llm.cut', reason=printable(said.cut))}")
         if said.unsupported:
@@ -179,6 +190,18 @@ class Voice:
         cost = f"{said.cost:.4f}" if said.cost is not None else None
         used = say(self.lang, "llm.used", sent=said.input_tokens, received=said.output_tokens, cost=cost)
         print(f"  {used}", file=sys.stderr)
+
+    def _words(self, text: str) -> None:
+        """A model's words, all at once: drawn on a terminal, Markdown as it came elsewhere."""
+        from numprobe.report.terminal import printable
+
+        style = common.style(sys.stdout)
+        if style.width is None:
+            print("\n".join(map(printable, text.splitlines())))
+            return
+        from numprobe.cli.spoken import console_of, drawn
+
+        console_of(style).print(drawn(text))
 
     def _print(self, asked: Asked) -> None:
         from numprobe.agent.messages import say
