@@ -243,6 +243,27 @@ def test_steps_that_there_are_and_that_were_not_looked_at(
         assert asked(other, "layer 0 mlp at step 0").to_markdown() == asked(other, "layer 0 mlp").to_markdown()
 
 
+def test_a_dump_that_has_changed_since_is_told(dumps: Path, tmp_path: Path) -> None:
+    shutil.copytree(dumps / "dump" / "first_step_nan", tmp_path / "dump")
+    nan.run_to_folder(tmp_path / "dump", None, tmp_path / "run")
+    first = result_of(load_run(tmp_path / "run"))["sources"][0]
+    file = tmp_path / "dump" / "step0" / first["rank_key"] / "dump.json"
+    before = file.read_bytes()
+
+    def told() -> bool:
+        answer = asked(load_run(tmp_path / "run"), f"show {first['op_name']}")
+        assert cells(answer)
+        return "changed since this run" in answer.to_text()
+
+    assert not told()
+    file.write_bytes(before)  # as a copy of the dump would be
+    assert not told()
+    file.write_bytes(before.replace(b"NaN", b"1.0"))
+    assert told()
+    file.write_bytes(before.replace(b"}", b"} ", 1))
+    assert told()
+
+
 TIRED = [  # run, what a tired engineer asks, what has to be in the answer
     ("nan", "what was ruled out", "uled out"),
     ("nan", "which layer", "npu_grouped_matmul"),

@@ -28,6 +28,8 @@ from numprobe.agent.router import route
 from numprobe.agent.runs import FinishedRun, load_run
 from numprobe.agent.sentence import LONGEST, read_sentence
 from numprobe.cli.voice import Terminal
+from numprobe.diagnose.nan_overflow import command as nan
+from numprobe.diagnose.nan_overflow import local
 from numprobe.record.errors import NumprobeError
 
 # what is repeated up to the longest sentence
@@ -404,3 +406,30 @@ def test_a_signal_to_end_ends_the_conversation_in_a_turn_too(
     running.stderr.readline()  # the first turn has begun; stdin stays open
     running.send_signal(number)
     assert running.wait(60) == 128 + number
+
+
+def test_a_file_that_goes_while_a_run_reads_it(dumps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After it was scanned: the run ends with what it has read. While it is scanned: that rank is unreadable."""
+    dump = tmp_path / "dump"
+    shutil.copytree(dumps / "dump" / "first_step_nan", dump)
+    victim, other = (dump / "step0" / name / "dump.json" for name in ("rank11", "rank12"))
+    write, edges = nan.write_artifacts, local.edges_of
+
+    def gone_at_the_end(*arguments: object, **named: object) -> None:
+        victim.unlink()
+        write(*arguments, **named)  # type: ignore[arg-type]
+
+    def gone_in_between(file: Path) -> str:
+        if file == other:
+            other.unlink(missing_ok=True)
+        return edges(file)
+
+    monkeypatch.setattr(nan, "write_artifacts", gone_at_the_end)
+    monkeypatch.setattr(local, "edges_of", gone_in_between)
+    ran = numprobe(tmp_path, "nan", dump, "--jobs", "1", "--no-cache", "--json", "-o", tmp_path / "run")
+    assert ran.code == 1, ran.err
+    assert ran.json["source_ranks"] == [6]
+    files = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))["input_files"]
+    assert [Path(entry["file"]).parent.name for entry in files if "gone" in entry] == ["rank11"]
+    rows = json.loads((tmp_path / "run" / "result.json").read_text(encoding="utf-8"))["ranks"]
+    assert [row["rank"] for row in rows if row["status"] == "unreadable"] == [12]

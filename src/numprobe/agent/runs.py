@@ -41,6 +41,7 @@ class Manifest(msgspec.Struct):
     status: str = ""
     options: dict[str, Any] = {}
     artifacts: list[dict[str, Any]] = []
+    input_files: list[dict[str, Any]] = []  # of the NaN skill: file, size, mtime_ns, edges_blake2b
 
 
 @dataclass(frozen=True)

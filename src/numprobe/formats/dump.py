@@ -126,6 +126,18 @@ def _state(file: Path) -> tuple[int, int]:
     return state.st_size, state.st_mtime_ns
 
 
+def unreadable(file: Path, error: OSError) -> NumprobeError:
+    """What is said of a file that cannot be read, or cannot be any more."""
+    return NumprobeError(
+        "E-FMT-010",
+        "{file} cannot be read: {reason}",
+        where=str(file),
+        do="check that the file exists and that you may read it",
+        file=file.name,
+        reason=error.strerror or str(error),
+    )
+
+
 @dataclass
 class RankDump:
     """Lazy access to one rank of one step."""
@@ -267,14 +279,7 @@ class RankDump:
             with self.place.dump.open("rb", buffering=0) as self._open:
                 yield self._open
         except OSError as error:
-            raise NumprobeError(
-                "E-FMT-010",
-                "{file} cannot be read: {reason}",
-                where=str(self.place.dump),
-                do="check that the file exists and that you may read it",
-                file=self.place.dump.name,
-                reason=error.strerror or str(error),
-            ) from None
+            raise unreadable(self.place.dump, error) from None
         finally:
             self._open = None
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 
 from numprobe.agent.answer import Answer, Block, Table
 from numprobe.agent.follow import names
 from numprobe.agent.follow.question import Question
 from numprobe.agent.follow.records import Records, record_of
 from numprobe.agent.follow.teller import Teller
+from numprobe.diagnose.nan_overflow.local import edges_of
 from numprobe.diagnose.nan_overflow.messages import CATALOGUE
 from numprobe.diagnose.nan_overflow.page import view
 from numprobe.diagnose.nan_overflow.result import Candidate, Citation, NanResult, RankRow
 from numprobe.formats.dump import RankDump
+from numprobe.record.errors import NumprobeError
 from numprobe.record.nonfinite import DIRTY
 from numprobe.record.trace import Value
 from numprobe.report import numbers
@@ -108,7 +111,22 @@ class Figures(Teller):
         if not rows:
             return self.nothing(q, known)
         self.answer.blocks[:0] = self._record_tables(rows)
+        if changed := self._changed(keys):
+            self.say("nan.dump_changed", files=changed[:MOST_RANKS])
         return self.answer
+
+    def _changed(self, keys: Sequence[str]) -> list[str]:
+        """The files of these ranks that are not what the run has read."""
+        then = {str(entry.get("file", "")): entry for entry in self.run.manifest.input_files}
+        changed = []
+        for rank in (self.records.rank(key, self._step) for key in keys):
+            if rank is None:
+                continue
+            name = self.records.file(rank)
+            entry = next((e for file, e in then.items() if f"/{file}".endswith(f"/{name}")), None)
+            if entry is not None and not _same_file(rank.place.dump, entry):
+                changed.append(name)
+        return changed
 
     def _are_read(self, ranks: Sequence[int]) -> bool:
         """Whether one of the ranks was; the others are told."""
@@ -217,6 +235,17 @@ class Figures(Teller):
         ]
         self.answer.blocks.append(Table(head, rows, (2, 3, 4, 5), f"{first.op_name} [{mark}]"))
         return self.answer
+
+
+def _same_file(file: Path, then: Mapping[str, object]) -> bool:
+    """Is a file as it was read? One that was copied since has another time, and the same content."""
+    try:
+        now = file.stat()
+        if now.st_size != then.get("size"):
+            return False
+        return now.st_mtime_ns == then.get("mtime_ns") or edges_of(file) == then.get("edges_blake2b")
+    except (OSError, NumprobeError):
+        return False
 
 
 def _figures_of(v: Value, lang: str) -> list[str]:

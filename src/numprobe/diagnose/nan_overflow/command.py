@@ -157,18 +157,17 @@ def _inputs(analysis: Analysis, full: bool) -> list[dict[str, object]]:
         dump = analysis.view.dumps.get(digest.key)
         if dump is None:
             continue
-        state = dump.place.dump.stat()
-        entry: dict[str, object] = {
-            "file": str(dump.place.dump),
-            "size": state.st_size,
-            "mtime_ns": state.st_mtime_ns,
-            "edges_blake2b": digest.edges,
-        }
-        if full:
-            with dump.place.dump.open("rb") as content:
-                whole = hashlib.blake2b(digest_size=32)
-                while block := content.read(1 << 22):
-                    whole.update(block)
-            entry["blake2b"] = whole.hexdigest()
+        entry: dict[str, object] = {"file": str(dump.place.dump), "edges_blake2b": digest.edges}
         files.append(entry)
+        try:
+            state = dump.place.dump.stat()
+            entry |= {"size": state.st_size, "mtime_ns": state.st_mtime_ns}
+            if full:
+                with dump.place.dump.open("rb") as content:
+                    whole = hashlib.blake2b(digest_size=32)
+                    while block := content.read(1 << 22):
+                        whole.update(block)
+                entry["blake2b"] = whole.hexdigest()
+        except OSError as error:  # it was there when it was read
+            entry["gone"] = error.strerror or str(error)
     return files

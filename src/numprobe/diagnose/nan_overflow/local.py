@@ -14,7 +14,7 @@ from numprobe.diagnose.nan_overflow.complete import partners_of
 from numprobe.diagnose.nan_overflow.digest import RankDigest
 from numprobe.diagnose.nan_overflow.surroundings import LOOK_BACK
 from numprobe.diagnose.nan_overflow.walk import Walk, only_parameters
-from numprobe.formats.dump import RankDump
+from numprobe.formats.dump import RankDump, unreadable
 from numprobe.record.names import FORWARD, module_key, parse_name
 from numprobe.record.nonfinite import DIRTY, Kinds
 from numprobe.record.trace import INPUT, PARAMETER
@@ -70,14 +70,21 @@ def _first_backward(names: list[str]) -> int:
 
 
 def edges_of(file: Path) -> str:
-    """blake2b of a file's first and last 16 kB: tells a changed input at little cost."""
+    """blake2b of a file's first and last 16 kB: tells a changed input at little cost.
+
+    Raises:
+        NumprobeError: E-FMT-010 the file cannot be read any more.
+    """
     digest = hashlib.blake2b(digest_size=16)
-    with file.open("rb") as content:
-        digest.update(content.read(_EDGE))
-        size = content.seek(0, os.SEEK_END)
-        if size > _EDGE:
-            content.seek(max(_EDGE, size - _EDGE))
-            digest.update(content.read())
+    try:
+        with file.open("rb") as content:
+            digest.update(content.read(_EDGE))
+            size = content.seek(0, os.SEEK_END)
+            if size > _EDGE:
+                content.seek(max(_EDGE, size - _EDGE))
+                digest.update(content.read())
+    except OSError as error:
+        raise unreadable(file, error) from None
     return digest.hexdigest()
 
 
