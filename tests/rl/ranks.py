@@ -55,16 +55,82 @@ def _part(x: Tensor, name: str, section: str, key: str, rank: int, ranks: int, s
 
 
 def _figures(x: Tensor) -> dict[str, Any]:
-    if not x.is_floating_point():
-        return {"shape": list(x.shape)}
     y = x.double()
     four = {"Max": y.max(), "Min": y.min(), "Mean": y.mean(), "Norm": y.norm()}
-    return {"shape": list(x.shape), **{k: float(v) for k, v in four.items()}}
+    kind = float if x.is_floating_point() else lambda v: v if v % 1 else int(v)
+    return {"shape": list(x.shape), **{k: kind(float(v)) for k, v in four.items()}}
+
+
+def split_over_sequences(folder: Path, out: Path, ranks: int, length: int, *, zigzag: bool = True) -> Path:
+    """As :func:`split_over_ranks`, of a context parallel group: everything that has tokens (a dimension of ``length``) is cut
+    into two chunks a rank, the first and the last of which rank 0 has; or, not in ``zigzag``, into one."""
+    [source] = folder.rglob("dump.json")
+    content = json.loads(source.read_text())
+    for rank in range(ranks):
+        place = out / "step0" / f"rank{rank}"
+        (place / "dump_tensor_data").mkdir(parents=True)
+        cut = json.loads(json.dumps(content))
+        for record in cut["data"].values():
+            for section, leaves in record.items():
+                for leaf in leaves.values() if isinstance(leaves, dict) else leaves:
+                    if isinstance(leaf, dict) and "data_name" in leaf:
+                        x = torch.load(
+                            source.parent / "dump_tensor_data" / leaf["data_name"], weights_only=True
+                        ).detach()
+                        if section != "parameters" and length in x.shape:
+                            dim = x.shape.index(length)
+                            chunks = x.chunk(2 * ranks if zigzag else ranks, dim)
+                            x = torch.cat([chunks[rank], chunks[-1 - rank]], dim) if zigzag else chunks[rank]
+                        torch.save(x.contiguous(), place / "dump_tensor_data" / leaf["data_name"])
+                        leaf.update(_figures(x))
+        (place / "dump.json").write_text(json.dumps(cut))
+    return out
+
+
+def split_over_experts(folder: Path, out: Path, ranks: int, experts: int, *, grouped: bool = False) -> Path:
+    """As :func:`split_over_ranks`, of an expert parallel group: every rank has some of the experts, and counts them from 0.
+
+    ``grouped``: in one module with two weights, as Megatron's ``GroupedMLP``."""
+    [file] = folder.rglob("dump.json")
+    source, content = file.parent, json.loads(file.read_text())
+    each = experts // ranks
+    for rank in range(ranks):
+        place = out / "step0" / f"rank{rank}"
+        shutil.copytree(source / "dump_tensor_data", tensors := place / "dump_tensor_data")
+        data: dict[str, Any] = {}
+        weights: dict[str, dict[str, list[dict[str, Any]]]] = {}
+        for name, record in content["data"].items():
+            expert = re.search(r"(.*)\.experts\.local_experts\.(\d+)\.?(.*)", name)
+            if expert is None:
+                data[name] = record
+            elif int(expert.group(2)) // each == rank:
+                layer, number, below = expert.group(1), int(expert.group(2)) % each, expert.group(3)
+                if not grouped:
+                    data[f"{layer}.experts.local_experts.{number}.{below}"] = record
+                elif weight := record.get("parameters", {}).get("weight"):
+                    weights.setdefault(layer, {}).setdefault(below.split(".")[0], []).append(weight)
+        for layer, parts in weights.items():
+            found = {}
+            for key, linear in (("weight1", "linear_fc1"), ("weight2", "linear_fc2")):
+                files = [source / "dump_tensor_data" / leaf["data_name"] for leaf in parts[linear]]
+                stacked = torch.stack(
+                    [torch.load(f, weights_only=True).detach().t() for f in files]
+                )  # (e, columns, rows)
+                columns, rows = stacked.shape[1:]
+                flat = stacked.reshape((columns, -1) if key == "weight1" else (-1, rows)).contiguous()
+                torch.save(flat, tensors / f"{layer}.{key}.pt")
+                found[key] = {**parts[linear][0], **_figures(flat), "data_name": f"{layer}.{key}.pt"}
+            block, grouped_mlp = f"{layer}.MoELayer.forward.0", f"{layer}.experts.GroupedMLP.forward.0"
+            at = list(data).index(block)
+            items = list(data.items())
+            data = dict([*items[:at], (grouped_mlp, {**data[block], "parameters": found}), *items[at:]])
+        (place / "dump.json").write_text(json.dumps({**content, "data": data}))
+    return out
 
 
 def split_over_stages(folder: Path, out: Path, *ends: int, chunks: int = 1, local: bool = True) -> Path:
-    """The ranks of a dump as those of the first pipeline stage, as many of the second, and so on. ``ends``: the layers in front of
-    which a new stage begins.
+    """The ranks of a dump as those of the first pipeline stage, as many of the second, and so on. ``ends``: the layers in front
+    of which a new stage begins.
 
     ``local``: each numbers its layers from 0. ``chunks``: every rank has so many stages, as a list of models; the first ones of
     all ranks come before the second ones."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from itertools import permutations
@@ -25,7 +26,7 @@ from numprobe.report.terminal import Style
 
 from .conftest import Dump
 from .models import STYLES, Decoder, MegatronMLP, Run, make_tokens, make_weights
-from .ranks import split_over_ranks
+from .ranks import split_over_experts, split_over_ranks, split_over_sequences
 from .recorded import compared, only, record_with, told
 
 DENSE, MIXTURE = Decoder(), Decoder(experts=4)
@@ -106,6 +107,45 @@ def test_prompts_of_unequal_length_in_another_order(dump: Dump) -> None:
     result = compared(one, other)
     assert (result.verdict, result.counts["error"]) == ("no_difference", 0)
     assert result.tensors > 70
+
+
+@pytest.mark.parametrize("task", ["statistics", "tensor"])
+@pytest.mark.parametrize("zigzag", [True, False], ids=["zigzag", "in order"])
+@pytest.mark.parametrize("style", ["hf", "megatron"])
+def test_sequences_of_context_parallel_ranks(dump: Dump, tmp_path: Path, style: str, zigzag: bool, task: str) -> None:
+    """Of two ranks: the ids tell which tokens each has."""
+    whole, right = dump(Run(style), task="tensor"), dump(Run("engine"), task="tensor")
+    parts = split_over_sequences(whole, tmp_path, 2, 12, zigzag=zigzag)
+    if task == "statistics":
+        parts, right = without_tensors(parts), dump(Run("engine"))
+    result, expected = compared(parts, right), compared(whole, right)
+    assert (result.verdict, result.counts["error"], result.counts["warning"]) == ("no_difference", 0, 0)
+    assert result.tensors == (expected.tensors if task == "tensor" else 0)
+    assert result.merged["sharded"] > 30
+    fault = dump(Run("engine", changed={"1.up": 1.05}), task=task)
+    f = only(compared(parts, fault))
+    assert (f.clazz, f.layers) == ("parameter_difference", [1])
+
+
+@pytest.mark.parametrize("grouped", [False, True], ids=["one by one", "grouped"])
+@pytest.mark.parametrize("other", ["hf", "engine"])
+def test_experts_of_expert_parallel_ranks(dump: Dump, tmp_path: Path, other: str, grouped: bool) -> None:
+    """Two of four on each rank, counted from 0: their weights are compared as one tensor of all."""
+    whole = dump(Run("megatron", MIXTURE), task="tensor")
+    parts = split_over_experts(whole, tmp_path, 2, 4, grouped=grouped)
+    result = compared(parts, dump(Run(other, MIXTURE), task="tensor"))
+    assert (result.verdict, result.counts["error"]) == ("no_difference", 0)
+    assert result.merged["sharded"] == 6
+    f = only(compared(parts, dump(Run(other, MIXTURE, changed={"1.3.down": 1.03}), task="tensor")))
+    assert (f.clazz, f.role, f.layers) == ("parameter_difference", "moe", [1])
+
+
+def without_tensors(folder: Path) -> Path:
+    for place in folder.rglob("dump_tensor_data"):
+        shutil.rmtree(place)
+    for file in folder.rglob("dump.json"):
+        file.write_text(re.sub(r', *"data_name": *"[^"]*"', "", file.read_text()))
+    return folder
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True], ids=["tensor", "sequence"])

@@ -16,7 +16,7 @@ import numpy as np
 from numprobe.align.calls import Calls
 from numprobe.align.roles.rules import Role, Rules, roles_of
 from numprobe.record.names import FORWARD
-from numprobe.record.trace import INPUT
+from numprobe.record.trace import INPUT, PARAMETER
 
 NORM_BEFORE = {"qkv": "attn_norm", "q": "attn_norm", "gate_up": "mlp_norm", "q_b": "q_a_norm", "kv_b": "kv_a_norm"}
 EXPERTS = "experts"
@@ -92,8 +92,28 @@ def common_form(sides: Iterable[tuple[Calls, Sequence[Module]]]) -> Form:
             experts |= m.role.part.startswith(f"{EXPERTS}.")
             mixture |= m.role.name == "router"
         if mixture:
-            apart.append(experts)
+            apart.append(experts and not _some_of_the_experts(calls, modules))
     return Form(frozenset(fused), not all(apart))
+
+
+def _some_of_the_experts(calls: Calls, modules: Sequence[Module]) -> bool:
+    """Has this rank fewer experts than its router chooses from? Their numbers are its own then."""
+    here: dict[int | None, set[str]] = defaultdict(set)
+    for m in modules:
+        if m.role.part.startswith(f"{EXPERTS}."):
+            here[m.role.layer].add(m.role.part)
+    return max(map(len, here.values()), default=0) < expert_count(calls, modules)
+
+
+def expert_count(calls: Calls, modules: Sequence[Module]) -> int:
+    """How many experts a layer has: rows of the weight of its router; 0: that is not recorded."""
+    values = calls.values
+    for m in modules:
+        for row in values.rows(m.record) if m.role.name == "router" else ():
+            shape = values.shapes[values.shape[row]]
+            if values.slots[values.slot[row]] == (PARAMETER, "parameters.weight") and shape and len(shape) == 2:
+                return int(shape[0])
+    return 0
 
 
 def common_calls(one: Sequence[int], other: Sequence[int]) -> tuple[Numbering, Numbering]:

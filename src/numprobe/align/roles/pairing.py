@@ -8,7 +8,7 @@ from dataclasses import replace
 from numprobe.align.calls import Calls
 from numprobe.align.records import RecordPairs
 from numprobe.align.roles.figures import Slot, rows_by_slot
-from numprobe.align.roles.form import EXPERTS, common_calls, common_form, modules_of, sizes_of_calls
+from numprobe.align.roles.form import EXPERTS, Module, common_calls, common_form, modules_of, sizes_of_calls
 from numprobe.align.roles.given import NOTHING_GIVEN, Given
 from numprobe.align.roles.ranks import joined
 from numprobe.align.roles.rules import Rules
@@ -16,7 +16,7 @@ from numprobe.align.roles.side import RoleSide, canonical
 from numprobe.align.roles.tensors import calls_by_ids, with_tensors
 from numprobe.formats.msprobe.values import ABSENT
 from numprobe.record.names import parse_name
-from numprobe.record.trace import PARAMETER
+from numprobe.record.trace import INPUT, PARAMETER
 
 
 def both_sides(
@@ -29,7 +29,10 @@ def both_sides(
     ]
     form = common_form(side for ranks in sides for side in ranks)
     first = sides[0][0], sides[1][0]
-    numberings = calls_by_ids(*first) or common_calls(*sizes_of_calls(*first))
+    shares = [_shares(ranks) for ranks in sides]
+    by_ids = calls_by_ids(*first) if shares == [1, 1] else None
+    sizes = ([n * share for n in of] for of, share in zip(sizes_of_calls(*first), shares, strict=True))
+    numberings = by_ids or common_calls(*sizes)
     one, other = (
         [canonical(calls, modules, form, numbering, rules) for calls, modules in ranks]
         for ranks, numbering in zip(sides, numberings, strict=True)
@@ -38,6 +41,21 @@ def both_sides(
     counterpart, merged_other = joined(other, [whole])
     kinds = {kind: merged_one.get(kind, 0) + merged_other.get(kind, 0) for kind in (*merged_one, *merged_other)}
     return *with_tensors(*_comparable(whole, counterpart), rules), kinds
+
+
+def _shares(ranks: Sequence[tuple[Calls, Sequence[Module]]]) -> int:
+    """How many ranks have tokens of their own: parts of a batch, or of sequences."""
+    return len({_first_ids(calls, modules) for calls, modules in ranks})
+
+
+def _first_ids(calls: Calls, modules: Sequence[Module]) -> bytes:
+    """Figures of what the embedding got first; the same where it is not there, or has none."""
+    values = calls.values
+    embeds = (m.record for m in modules if m.role.name == "embed" and m.role.layer is None and not m.role.tower)
+    record = next(embeds, -1)
+    rows = values.rows(record) if record >= 0 else range(0)
+    given = [row for row in rows if values.slots[values.slot[row]][0] == INPUT and values.kinds[values.kind[row]][2]]
+    return values.figures[given[0]].tobytes() if given else b""
 
 
 def pair_places(train: RoleSide, rollout: RoleSide) -> RecordPairs:

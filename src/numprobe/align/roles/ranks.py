@@ -19,8 +19,9 @@ def joined(ranks: Sequence[RoleSide], others: Sequence[RoleSide]) -> tuple[RoleS
     """One side of several ranks, slot by slot by what its sizes and figures say beside the ranks of the other run.
 
     Equal on all ranks and as large as the other side's: replicated; so it is where a rank is not finite and the others are equal,
-    and then that rank's is taken. All of them together as large: shards, whose figures are joined. As large and not equal:
-    partial sums or ranks that do not agree, which have no figures here. Returns the side, and how many slots were of each kind.
+    and then that rank's is taken. All of them together as large, or one of each where as many ranks have the same: shards, whose
+    figures are joined. As large and not equal: partial sums or ranks that do not agree, which have no figures here. Returns the
+    side, and how many slots were of each kind.
     """
     first, kinds = ranks[0], {REPLICATED: 0, SHARDED: 0, PARTIAL: 0}
     if len(ranks) == 1:
@@ -31,6 +32,7 @@ def joined(ranks: Sequence[RoleSide], others: Sequence[RoleSide]) -> tuple[RoleS
     figures, status, numel = table.figures.copy(), table.status.copy(), table.numel.copy()
     spread: dict[int, str] = {}
     odd: dict[int, int] = {}
+    holders: dict[int, Sequence[int]] = {}
     for slot, row in rows[0].items():
         parts = [of.get(slot) for of in rows]
         if any(part is None for part in parts):
@@ -42,9 +44,9 @@ def joined(ranks: Sequence[RoleSide], others: Sequence[RoleSide]) -> tuple[RoleS
             spread[row] = REPLICATED
         elif counts[0] in sizes and (strange := _not_finite(values)) is not None:
             spread[row], odd[row], figures[row] = REPLICATED, strange, values[strange]
-        elif counts.sum() in sizes:
-            spread[row] = SHARDED
-            numel[row], figures[row] = counts.sum(), together(values, counts)
+        elif (own := _parts(values, counts, sizes)) is not None:
+            spread[row], holders[row] = SHARDED, own
+            numel[row], figures[row] = counts[own].sum(), together(values[own], counts[own])
         else:
             spread[row] = PARTIAL
             status[row] = ABSENT
@@ -57,10 +59,23 @@ def joined(ranks: Sequence[RoleSide], others: Sequence[RoleSide]) -> tuple[RoleS
         numel=numel,
         shapes=[(n,) for n in shapes],
         shape=np.array([number[int(n)] for n in numel], np.int32),
+        exact={row: known for row, known in table.exact.items() if spread.get(row) != SHARDED},
     )
     for kind in spread.values():
         kinds[kind] += 1
-    return replace(first, calls=replace(first.calls, values=whole), ranks=ranks, spread=spread, odd=odd), kinds
+    return replace(
+        first, calls=replace(first.calls, values=whole), ranks=ranks, spread=spread, odd=odd, holders=holders
+    ), kinds
+
+
+def _parts(figures: NDArray[np.float64], counts: NDArray[np.int64], sizes: Sequence[int]) -> list[int] | None:
+    """The ranks whose parts make up a tensor of one of these sizes: all of them, or the first of each that have the same."""
+    if counts.sum() in sizes:
+        return list(range(len(counts)))
+    same = [next(m for m in range(n + 1) if _equal(figures[[m, n]])) for n in range(len(counts))]
+    first = sorted(set(same))
+    alike = {same.count(m) for m in first}
+    return first if len(first) > 1 and len(alike) == 1 and counts[first].sum() in sizes else None
 
 
 def _sizes(ranks: Sequence[RoleSide]) -> dict[Slot, tuple[int, ...]]:

@@ -96,7 +96,8 @@ class RoleSide:
     without partner.
 
     Of several ranks, ``ranks`` are all of them and ``spread`` says by row how they hold it; rows are those of the first.
-    ``odd`` has, by row, the rank whose part is taken where it is not that of the first."""
+    ``odd`` has, by row, the rank whose part is taken where it is not that of the first, ``holders`` those whose parts make up
+    what is sharded."""
 
     calls: Calls
     modules: Sequence[Module]
@@ -109,6 +110,7 @@ class RoleSide:
     ranks: Sequence[RoleSide] = ()
     spread: dict[int, str] = field(default_factory=dict)
     odd: dict[int, int] = field(default_factory=dict)
+    holders: dict[int, Sequence[int]] = field(default_factory=dict)
 
 
 @dataclass

@@ -18,10 +18,10 @@ import numpy as np
 
 from numprobe.align.calls import Calls, Tensors
 from numprobe.align.roles.figures import rows_by_slot
-from numprobe.align.roles.form import EXPERTS, Module, Numbering, calls_in_order
+from numprobe.align.roles.form import EXPERTS, Module, Numbering, calls_in_order, expert_count
 from numprobe.align.roles.ranks import SHARDED
 from numprobe.align.roles.rules import PLAIN, STACK, Rules, standard_rules
-from numprobe.align.roles.side import RoleSide
+from numprobe.align.roles.side import RoleSide, Source
 from numprobe.align.roles.strips import Heads, Order, Unfit, in_order, reshaped, side_by_side
 from numprobe.align.roles.tokens import Ids, Tokens, in_common_order, in_steps, tokens_of
 from numprobe.align.shards.tensor import Piece, joined
@@ -47,6 +47,7 @@ COLUMNS = (
 )  # rows of the weight on ranks
 PER_HEAD = ("core", "act", "q_norm", "k_norm")
 ROWS = ("out", "down")  # columns of the weight on ranks
+TRANSPOSED_EXPERTS = ("Llama4TextExperts",)  # classes whose weights of experts are (experts, columns, rows)
 Opened = Callable[[int, int], TensorFile]  # number of a rank, row of its dump
 
 
@@ -139,16 +140,14 @@ class RoleTensors:
             return [(0, self.side.sources[row].rows)]
         values = self.side.calls.values
         slot = values.names[int(self.record[row])], values.slots[values.slot[row]]
-        ranks = [self.side.odd[row]] if whole else range(len(self.ranks))
+        ranks = [self.side.odd[row]] if whole else self.side.holders[row]
         return [(n, self.ranks[n].sources[self.slots[n][slot]].rows) for n in ranks]
 
     def _parameter(self, row: int, role: str, opened: Opened) -> TensorFile:
         source, ranks = self.side.sources[row], self._rows(row)
         tensors = [[opened(rank, rows[part]) for rank, rows in ranks] for part in range(source.parts)]
         if source.layout == STACK:
-            if len(ranks) > 1:
-                raise Unfit
-            return _stacked([t for [t] in tensors])
+            return self._experts(source, ranks, tensors)
         first = tensors[0][0]
         if len(first.shape) == 2 and self._is_transposed(row):
             tensors = [[_transposed(t) for t in part] for part in tensors]
@@ -156,6 +155,25 @@ class RoleTensors:
         if len(ranks) > 1 and role not in (*ROWS, *COLUMNS, "embed"):
             raise Unfit
         return side_by_side(tensors, dim, source.layout, self.heads)
+
+    def _experts(
+        self, source: Source, ranks: Sequence[tuple[int, tuple[int, ...]]], tensors: Sequence[Sequence[TensorFile]]
+    ) -> TensorFile:
+        """The weights of all experts, those of one rank behind those of another: only where each expert is whole on one rank."""
+        values, ops = self.side.original.values, self.side.original.ops
+        record = int(values.op_of()[source.rows[0]])
+        path = values.slots[values.slot[source.rows[0]]][1]
+        local = self._count // len(ranks)
+        each = [[_by_expert(t, ops[record].api, path, local) for t in part] for part in tensors]
+        separate = any(m.record == record and m.role.name in ("gate", "up") for m in self.side.modules)
+        count = sum(t.shape[0] if len(t.shape) == 3 else 1 for part in each for t in part)
+        if len(ranks) > 1 and count != self._count * (2 if separate else 1):
+            raise Unfit
+        return _stacked([part[n] for n in range(len(ranks)) for part in each])
+
+    @cached_property
+    def _count(self) -> int:
+        return expert_count(self.side.original, self.side.modules)
 
     def _is_transposed(self, row: int) -> bool:
         """Weights of GPT-2's ``Conv1D`` are (in, out)."""
@@ -171,12 +189,14 @@ class RoleTensors:
         parts = []
         for part in range(source.parts):
             each = [[opened(rank, rows[part * calls + call]) for call in range(calls)] for rank, rows in ranks]
-            if len(ranks) == 1 or features:
+            if len(ranks) > 1 and len(tokens.blocks) == calls * len(ranks):  # each rank has tokens of its own
+                parts.append([self._flat([one for rank in each for one in rank], tokens)])
+            elif len(ranks) == 1 or features:
                 parts.append([self._flat(one, tokens) for one in each])
             elif len(tokens.blocks) == calls:  # sequence parallel: of every call, each rank has a part of the tokens
                 parts.append([self._flat([rank[call] for call in range(calls) for rank in each], tokens, len(ranks))])
             else:
-                parts.append([self._flat([one for rank in each for one in rank], tokens)])
+                raise Unfit
         whole = side_by_side(parts, 1, layout, self.heads)
         together = len(ranks) > 1 and not features and len(tokens.blocks) == calls
         order = tokens.embed if role == "embed" and not (together and slot == OUTPUT) else tokens.layers
@@ -201,6 +221,26 @@ def _transposed(tensor: TensorFile) -> TensorFile:
     if not tensor.contiguous:
         raise Unfit
     return replace(tensor, shape=tensor.shape[::-1], strides=c_strides(tensor.shape)[::-1])
+
+
+def _by_expert(tensor: TensorFile, kind: str, path: str, experts: int) -> TensorFile:
+    """(experts, rows, columns) of what a class keeps as (experts, columns, rows); others as they are.
+
+    Megatron's ``GroupedMLP`` has all experts of a rank in one matrix: ``weight1`` of (columns, experts times rows), ``weight2``
+    of (experts times columns, rows), both of which it takes for (experts, columns, rows).
+    """
+    shape = tensor.shape
+    if kind == "GroupedMLP" and len(shape) == 2:
+        first, last = (1, experts) if path.endswith("weight1") else (experts, 1)
+        if not experts or shape[0] % first or shape[1] % last:
+            raise Unfit
+        shape = (experts, shape[0] // first, shape[1] // last)
+    elif kind not in TRANSPOSED_EXPERTS or len(shape) != 3:
+        return tensor
+    if not tensor.contiguous:
+        raise Unfit
+    (e, columns, rows), strides = shape, c_strides(shape)
+    return replace(tensor, shape=(e, rows, columns), strides=(strides[0], strides[2], strides[1]))
 
 
 def _stacked(tensors: Sequence[TensorFile]) -> TensorFile:
@@ -397,7 +437,8 @@ def _tokens(side: RoleSide, rules: Rules) -> Tokens | None:
             number = chosen[call] if call < len(chosen) else -1
             positions.append(_positions(of.original, of.modules, number, prod(shape)))
     first = any(rules.sequence_first.fullmatch(op.path.rpartition(".")[2]) for op in side.original.ops if op.is_module)
-    return tokens_of(blocks, sequence_first=first, ids=_all(parts), positions=_all(positions))
+    ranks = len(tensors._rows(row))
+    return tokens_of(blocks, sequence_first=first, ids=_all(parts), positions=_all(positions), ranks=ranks)
 
 
 def _all(parts: Sequence[Ids | None]) -> Ids | None:

@@ -7,8 +7,9 @@ order has none.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,8 @@ Ids = NDArray[np.int64]
 @dataclass(frozen=True)
 class Tokens:
     """The tokens of one side. ``blocks`` are (sequences, length) of what was computed at once: one a call, and with several
-    batches at a time one a rank and call. ``ids`` are theirs as the embedding got them, ``starts`` where a sequence begins.
+    batches at a time, or sequences that ranks share, one a rank and call, all of a rank (of ``ranks``) together. ``ids`` are
+    theirs as the embedding got them, ``starts`` where a sequence begins.
 
     ``positions`` are those of the tokens in their prompts, where recorded. ``embed`` and ``layers`` say where the tokens of the
     common order lie in what the embedding and the layers have.
@@ -34,6 +36,7 @@ class Tokens:
     ids: Ids | None = None
     starts: frozenset[int] = frozenset()
     positions: Ids | None = None
+    ranks: int = 1
 
     @property
     def count(self) -> int:
@@ -49,7 +52,12 @@ class Tokens:
 
 
 def tokens_of(
-    blocks: Sequence[tuple[int, int]], *, sequence_first: bool, ids: Ids | None, positions: Ids | None
+    blocks: Sequence[tuple[int, int]],
+    *,
+    sequence_first: bool,
+    ids: Ids | None,
+    positions: Ids | None,
+    ranks: int = 1,
 ) -> Tokens:
     """``positions`` of tokens in their prompts, in the order of the ids; None where they are not recorded."""
     at, layers = 0, []
@@ -65,13 +73,53 @@ def tokens_of(
         positions = None
     straight = np.arange(at, dtype=np.int64)
     packed = np.concatenate(layers) if layers else straight
-    return Tokens(tuple(blocks), straight, packed, ids, frozenset(begins), positions)
+    return Tokens(tuple(blocks), straight, packed, ids, frozenset(begins), positions, ranks)
 
 
 def in_common_order(train: Tokens, rollout: Tokens) -> tuple[Tokens, Tokens]:
     """Both sides with their tokens in the common order. As they are where the ids are not recorded, or are others."""
+    for one, other in product((train, *_sequences(train)), (rollout, *_sequences(rollout))):
+        found = _joined(one, other)
+        if found is not None:
+            return found
+    return train, rollout
+
+
+def _sequences(tokens: Tokens) -> Iterator[Tokens]:
+    """The tokens of sequences that several ranks share: a chunk each, or in zig-zag two, the first and the last on rank 0."""
+    calls, rest = divmod(len(tokens.blocks), tokens.ranks)
+    blocks = tokens.blocks
+    if (
+        tokens.ranks == 1
+        or rest
+        or tokens.ids is None
+        or any(blocks[n] != blocks[n % calls] for n in range(len(blocks)))
+    ):
+        return
+    begin = np.cumsum([0, *(b * s for b, s in blocks)])
+    for chunks in (1, 2):
+        if any(s % chunks for _, s in blocks):
+            continue
+        order: list[Order] = []
+        starts: list[int] = []
+        for call, (b, s) in enumerate(blocks[:calls]):
+            length = s // chunks
+            there = [(rank, 0) for rank in range(tokens.ranks)]
+            back = [(rank, length) for rank in reversed(range(tokens.ranks))] if chunks == 2 else []
+            for row in range(b):
+                starts.append(sum(len(part) for part in order))
+                for rank, first in (*there, *back):
+                    at = int(begin[rank * calls + call]) + row * s + first
+                    order.append(np.arange(at, at + length, dtype=np.int64))
+        places = np.concatenate(order)
+        whole = replace(tokens.chosen(places), ids=tokens.ids[places], starts=frozenset(starts))
+        yield replace(whole, positions=None if tokens.positions is None else tokens.positions[places])
+
+
+def _joined(train: Tokens, rollout: Tokens) -> tuple[Tokens, Tokens] | None:
+    """Both sides in one order; None where they have not the same sequences."""
     if train.ids is None or rollout.ids is None:
-        return train, rollout
+        return None
     if len(train.ids) == len(rollout.ids):
         order = _places(train.ids, train.starts, rollout.ids)
         if order is None:
@@ -80,7 +128,7 @@ def in_common_order(train: Tokens, rollout: Tokens) -> tuple[Tokens, Tokens]:
         if order is not None:
             return train, rollout.chosen(order)
     found = in_steps(train, rollout)
-    return (train.chosen(found[0]), rollout.chosen(found[1])) if found is not None else (train, rollout)
+    return (train.chosen(found[0]), rollout.chosen(found[1])) if found is not None else None
 
 
 def in_steps(train: Tokens, rollout: Tokens) -> tuple[Order, Order] | None:
