@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import signal
 import sqlite3
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -433,3 +435,67 @@ def test_a_file_that_goes_while_a_run_reads_it(dumps: Path, tmp_path: Path, monk
     assert [Path(entry["file"]).parent.name for entry in files if "gone" in entry] == ["rank11"]
     rows = json.loads((tmp_path / "run" / "result.json").read_text(encoding="utf-8"))["ranks"]
     assert [row["rank"] for row in rows if row["status"] == "unreadable"] == [12]
+
+
+def test_a_full_disk_costs_what_is_kept_and_no_answer(dumps: Path, tmp_path: Path) -> None:
+    """Files end at 4 kB: sessions, trace and saved pages do not fit, and each is told once."""
+
+    def small_files() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+
+    questions = [f"what is in {dumps}/runs/a\n"] * 12
+    ran = subprocess.run(
+        command("chat", "--trace", tmp_path / "trace.jsonl"),
+        input="".join([*questions, "/save talk.md\n", "/save talk.md\n"]),
+        cwd=tmp_path,
+        env=environment(tmp_path, XDG_STATE_HOME=str(tmp_path / "state")),
+        capture_output=True,
+        encoding="utf-8",
+        timeout=120,
+        preexec_fn=small_files,
+    )
+    assert ran.returncode == 0
+    assert ran.stdout.count("Skills that apply") == len(questions)
+    assert ran.stderr.count("E-SES-001") == 1
+    assert ran.stderr.count("trace.jsonl") == 1
+    assert ran.stderr.count("talk.md") == 2
+    assert "the output file exists" not in ran.stderr  # half a page is not left behind
+    assert ran.stderr.count("free space") == 4
+    assert "Traceback" not in ran.stderr
+    assert not [file.name for file in tmp_path.iterdir() if "talk" in file.name]
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["one session", "two sessions"])
+def test_chats_at_once_lose_no_turn(same: bool, tmp_path: Path) -> None:
+    file = tmp_path / "sessions.sqlite"
+    first = Store(file).begin("here")
+    errors: list[Exception] = []
+
+    def talk(who: str, session: str) -> None:
+        try:
+            for n in range(20):
+                Store(file).add(session, Turn(f"{who}{n}", "a"), run=who, pending="")
+        except Exception as error:
+            errors.append(error)
+
+    sessions = [first, first if same else Store(file).begin("there")]
+    chats = [threading.Thread(target=talk, args=(who, s)) for who, s in zip("ab", sessions, strict=True)]
+    for chat in chats:
+        chat.start()
+    for chat in chats:
+        chat.join()
+    assert not errors
+    for who, session in zip("ab", sessions, strict=True):
+        kept = [turn.question for turn in Store(file).resume(session)[1]]
+        assert [question for question in kept if question[0] == who] == [f"{who}{n}" for n in range(20)]
+        assert len(kept) == (40 if same else 20)
+
+
+def test_a_history_that_cannot_be_kept_costs_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = pytest.importorskip("numprobe.cli.prompt")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    (tmp_path / "numprobe" / "history").mkdir(parents=True)  # neither read nor written
+    history = prompt._history()
+    history.append_string("loss is NaN")
+    assert history.get_strings() == ["loss is NaN"]
+    assert list(history.load_history_strings()) == []

@@ -130,6 +130,9 @@ def _talk(shell: Shell, models: _Models, events: Trace, terminal: Terminal, resu
         except Exception as error:
             events.text("error", f"{type(error).__name__}: {error}")
             common.tell_failure(error)
+        if events.failure is not None:
+            common.show_error(events.failure, symbol="warning")
+            events.failure = None
         if shell.ended:
             return
         print(flush=True)
@@ -164,8 +167,8 @@ def _turn(line: str, shell: Shell, models: _Models, events: Trace, terminal: Ter
     asked = voice.show(asked, line, paths)
     if asked.run is not None:
         shell.conversation.take_up(asked.run)
-    shell.record(line, asked)
     events.answered(asked)
+    shell.record(line, asked)
 
 
 def _print(text: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from prompt_toolkit import PromptSession
@@ -64,6 +65,20 @@ def prompts(shell: Shell, model: Callable[[], str]) -> Iterator[str]:
             yield line
 
 
+class _History(FileHistory):
+    """A history that costs no line: one that cannot be read is empty, and what cannot be written is kept for this session."""
+
+    def load_history_strings(self) -> Iterable[str]:
+        try:
+            return list(super().load_history_strings())
+        except OSError:
+            return []
+
+    def store_string(self, string: str) -> None:
+        with suppress(OSError):
+            super().store_string(string)
+
+
 def _history() -> FileHistory | InMemoryHistory:
     folder = state_folder()
     try:
@@ -73,7 +88,7 @@ def _history() -> FileHistory | InMemoryHistory:
             file.touch(mode=0o600)
     except OSError:
         return InMemoryHistory()
-    return FileHistory(str(file))
+    return _History(str(file))
 
 
 def _state(shell: Shell, alias: str) -> str:

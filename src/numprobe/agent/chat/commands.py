@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,6 @@ from numprobe.agent.messages import CATALOGUE, say
 from numprobe.agent.runs import load_run
 from numprobe.agent.sentence import there
 from numprobe.record.errors import NumprobeError
-from numprobe.report.run_folder import writing
 
 NAMES = (
     "help",
@@ -48,7 +48,7 @@ def is_command(line: str) -> bool:
 @dataclass
 class Shell:
     """A conversation with its session. ``choose_model`` switches the model by alias and says which one is on; ``store`` None:
-    nothing is kept. ``ended`` is set by ``/exit``."""
+    nothing is kept. ``ended`` is set by ``/exit``, ``lost`` where the last turn could not be kept."""
 
     conversation: Conversation
     lang: str
@@ -57,6 +57,7 @@ class Shell:
     session: str = ""
     turns: list[Turn] | None = None
     ended: bool = False
+    lost: bool = False
 
     def command(self, line: str) -> Answer | Asked:
         """Run ``/name arguments``.
@@ -81,16 +82,26 @@ class Shell:
         return found
 
     def record(self, question: str, asked: Asked) -> None:
-        """Keep a turn."""
+        """Keep a turn. One that cannot be kept is told once; the next ones are tried again.
+
+        Raises:
+            NumprobeError: E-SES-001, for the first of several.
+        """
         run = str(asked.run.resolve()) if asked.run else ""
         turn = Turn(question, asked.answer.to_markdown(), asked.said.text if asked.said else "", asked.skill, run)
         self.turns = [*(self.turns or []), turn]
         if self.store is None:
             return
-        if not self.session:
-            self.session = self.store.begin(str(Path.cwd()))
         now = self.conversation.run
-        self.store.add(self.session, turn, run=str(now.resolve()) if now else "", pending=self.conversation.pending)
+        try:
+            if not self.session:
+                self.session = self.store.begin(str(Path.cwd()))
+            self.store.add(self.session, turn, run=str(now.resolve()) if now else "", pending=self.conversation.pending)
+            self.lost = False
+        except NumprobeError:
+            told, self.lost = self.lost, True
+            if not told:
+                raise
 
     def _says(self, key: str, **values: object) -> Answer:
         answer = Answer()
@@ -190,10 +201,22 @@ class Shell:
             file = Path(name)
         if there(str(file)):
             raise NumprobeError("E-OUT-001", "the output file exists", where=name, do="choose another name")
-        with writing(file.parent):
+        part = file.with_name(f".{file.name}.part")
+        try:
             file.parent.mkdir(parents=True, exist_ok=True)
             text = as_markdown(self.session, self.turns or [])
-            file.write_text(text, encoding="utf-8", errors="backslashreplace")
+            part.write_text(text, encoding="utf-8", errors="backslashreplace")
+            part.rename(file)
+        except OSError as error:
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
+            raise NumprobeError(
+                "E-OUT-002",
+                "the output cannot be written: {reason}",
+                where=name,
+                do="free space, or choose another name",
+                reason=error.strerror or str(error),
+            ) from None
         return self._says("chat.saved", file=file.as_posix())
 
     def _sessions(self, arguments: list[str]) -> Answer:

@@ -14,18 +14,20 @@ from typing import Any
 
 from numprobe.record.errors import NumprobeError
 from numprobe.report import markdown
+from numprobe.report.run_folder import NO_ROOM
 
 VERSION = 1
-_TABLES = """
-CREATE TABLE IF NOT EXISTS sessions (
+WAIT_S = 5.0  # for another process that writes
+_TABLES = (
+    """CREATE TABLE IF NOT EXISTS sessions (
     id TEXT PRIMARY KEY, begun TEXT NOT NULL, cwd TEXT NOT NULL, run TEXT NOT NULL DEFAULT '', pending TEXT NOT NULL DEFAULT ''
-);
-CREATE TABLE IF NOT EXISTS turns (
+)""",
+    """CREATE TABLE IF NOT EXISTS turns (
     session TEXT NOT NULL REFERENCES sessions(id), n INTEGER NOT NULL, at TEXT NOT NULL, question TEXT NOT NULL,
     answer TEXT NOT NULL, words TEXT NOT NULL DEFAULT '', skill TEXT NOT NULL DEFAULT '', run TEXT NOT NULL DEFAULT '',
     PRIMARY KEY (session, n)
-);
-"""
+)""",
+)
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class Store:
             NumprobeError: E-SES-001 the file cannot be written or is damaged.
         """
         session = uuid.uuid4().hex[:12]
-        with self._open() as base:
+        with self._open(write=True) as base:
             base.execute("INSERT INTO sessions (id, begun, cwd) VALUES (?, ?, ?)", (session, _now(), cwd))
         return session
 
@@ -80,7 +82,7 @@ class Store:
         Raises:
             NumprobeError: E-SES-001.
         """
-        with self._open() as base:
+        with self._open(write=True) as base:
             (n,) = base.execute("SELECT COALESCE(MAX(n), 0) + 1 FROM turns WHERE session = ?", (session,)).fetchone()
             row = (session, n, _now(), turn.question, turn.answer, turn.words, turn.skill, turn.run)
             base.execute("INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?)", [*map(_storable, row)])
@@ -131,26 +133,40 @@ class Store:
         return found, kept, run, pending
 
     @contextmanager
-    def _open(self) -> Iterator[sqlite3.Connection]:
+    def _open(self, *, write: bool = False) -> Iterator[sqlite3.Connection]:
+        """Inside is one transaction; of those that write, of any process, one at a time."""
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             if not self.file.exists():
                 self.file.touch(mode=0o600)
-            with closing(sqlite3.connect(self.file, timeout=5.0)) as base, base:
+            with closing(sqlite3.connect(self.file, timeout=WAIT_S, isolation_level=None)) as base:
                 (version,) = base.execute("PRAGMA user_version").fetchone()
                 if version > VERSION:
                     raise sqlite3.DatabaseError(f"written by a newer numprobe (version {version})")
-                base.executescript(_TABLES)
-                base.execute(f"PRAGMA user_version = {VERSION}")
+                base.execute("BEGIN IMMEDIATE" if write or version < VERSION else "BEGIN")
+                if version < VERSION:
+                    for table in _TABLES:
+                        base.execute(table)
+                    base.execute(f"PRAGMA user_version = {VERSION}")
                 yield base
+                base.execute("COMMIT")  # what fails before is rolled back where the connection is closed
         except (OSError, sqlite3.Error) as error:
             raise NumprobeError(
                 "E-SES-001",
                 "the sessions cannot be read or written: {reason}",
                 where=str(self.file),
-                do="move the file away: a new one is made; or chat without it: --no-session",
+                do="free space there; or chat without it: --no-session"
+                if _no_room(error)
+                else "move the file away: a new one is made; or chat without it: --no-session",
                 reason=str(error),
             ) from None
+
+
+def _no_room(error: Exception) -> bool:
+    """Is the disk full, or the quota of a user, or the largest size of a file reached?"""
+    if isinstance(error, OSError):
+        return error.errno in NO_ROOM
+    return str(error) in ("database or disk is full", "disk I/O error")
 
 
 def _storable(value: object) -> object:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -25,9 +25,11 @@ LONGEST = 4000  # characters of a text; its length is told
 
 @dataclass
 class Trace:
-    """Writes events to a file that is opened once; no file, no events."""
+    """Writes events to a file that is opened once; no file, no events. It ends with the first that cannot be written:
+    ``failure`` tells why."""
 
     file: IO[str] | None = None
+    failure: NumprobeError | None = None
     _begun: float = field(default_factory=time.monotonic)
 
     def event(self, kind: str, **values: Any) -> None:
@@ -35,8 +37,20 @@ class Trace:
         if self.file is None:
             return
         told = {"event": kind, "at": round(time.monotonic() - self._begun, 3), **values}
-        self.file.write(json_text(told) + "\n")
-        self.file.flush()
+        try:
+            self.file.write(json_text(told) + "\n")
+            self.file.flush()
+        except OSError as error:  # what is left in the buffer fails again where the file is closed
+            file, self.file = self.file, None
+            with suppress(OSError):
+                file.close()
+            self.failure = NumprobeError(
+                "E-OUT-002",
+                "the output cannot be written: {reason}",
+                where=file.name,
+                do="free space, or choose another --trace",
+                reason=error.strerror or str(error),
+            )
 
     def text(self, kind: str, text: str, **values: Any) -> None:
         """An event with a text, which is cut where it is long."""
