@@ -227,6 +227,7 @@ class BackwardRecord:
                 for place, number in self._arriving:
                     if place < len(inputs):
                         self._of_input(number, inputs[place])
+                self._recorder.complete(self._entry)
                 self._place()
 
     def _place(self) -> None:
@@ -241,7 +242,8 @@ class BackwardRecord:
         """One of the things that the entry waits for is there: the gradients of a node of its outputs, or all of its inputs."""
         self._awaited -= 1
         if self._awaited <= 0:
-            self._recorder.close(self._entry)
+            self._recorder.complete(self._entry)
+            self._recorder.ended(id(self._entry))
 
     def _finish(self) -> None:
         """The pass is over: what has arrived so far is all."""

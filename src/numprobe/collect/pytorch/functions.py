@@ -242,7 +242,7 @@ class FunctionHooks:
             if call.hidden is not None:
                 listed = [None if i in call.hidden.outputs else v for i, v in enumerate(listed)]
             call.entry.body["output"] = self._recorder.values(call.entry, "output", listed)
-        call.entry.open = False
+        self._recorder.complete(call.entry)
 
 
 class _Call:

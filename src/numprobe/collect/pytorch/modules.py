@@ -206,6 +206,7 @@ class ModuleHooks:
                 own = dict(original_of(module).named_parameters(recurse=False))
                 entry.body["parameters"] = recorder.parameters(entry, own)
             if self._wanted.forward:
+                recorder.complete(entry)
                 recorder.place(entry)
             if call.given is not None and not failed:
                 backward = f"{call.name}.backward.{call.number}"
@@ -243,6 +244,7 @@ class ModuleHooks:
                 if (
                     entry is None
                     or entry.written
+                    or entry.text is not None
                     or name in entry.body
                     or not entry.name.endswith(f".{recorder.calls(counter) - 1}")
                 ):
@@ -257,6 +259,7 @@ class ModuleHooks:
                 if gradient is not None:
                     entry.body[name] = [recorder.one(entry, name, gradient)]
                 if len(entry.body) == count:
+                    recorder.complete(entry)
                     recorder.close(entry)
 
         return accumulated

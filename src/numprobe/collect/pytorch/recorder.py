@@ -55,12 +55,16 @@ class TensorSink(Protocol):
 
 
 class Entry:
-    """One member of ``data``. ``open``: something of it is still to come; ``written``: too late for that."""
+    """One member of ``data``. ``open``: something of it is still to come; ``written``: too late for that.
 
-    __slots__ = ("body", "name", "open", "written")
+    ``text`` is the member as the file has it, in place of the body, once all of it is known.
+    """
+
+    __slots__ = ("body", "name", "open", "text", "written")
 
     def __init__(self, name: str, *, open: bool = False) -> None:
         self.name, self.open, self.written = name, open, False
+        self.text: bytes | None = None
         self.body: dict[str, Any] = {}
 
     @property
@@ -155,6 +159,8 @@ class Recorder:
         self._batch, self._judge = batch, judge
         self._marks_nonfinite, self._keeps_until_crash = marks_nonfinite, keeps_until_crash
         self.crashed = False
+        # nothing looks at the bodies once more before they are written
+        self._words_early = judge is None and not marks_nonfinite and not keeps_until_crash
         self._repeatable = repeatable
         self._key = ANY_KEY if repeatable else ""
         self._parents: dict[str, object] = {}  # the parent's name, or a list of that and the number of the micro-batch
@@ -212,6 +218,17 @@ class Recorder:
         """No more will come for an entry."""
         entry.open = False
         self.ended(id(entry))
+
+    def complete(self, entry: Entry) -> None:
+        """Everything of an entry is there. Its text takes the place of all the objects that it is made of.
+
+        The garbage collector would look through these again and again until the batch is written, and for each that lives so
+        long it comes the sooner: without this, its work was a fifth of the time that recording adds.
+        """
+        entry.open = False
+        if self._words_early and not self._waiting and entry.text is None and not entry.written:
+            entry.text = member(entry.name, entry.value)
+            entry.body = {}
 
     def _pass_ended(self) -> None:
         self._will_end = False
@@ -423,7 +440,7 @@ class Recorder:
                 entry.written = True
                 entries.append(self._rows.pop(key))
             try:
-                self.tally.bytes += self.files.dump.append([member(e.name, e.value) for e in entries])
+                self.tally.bytes += self.files.dump.append([e.text or member(e.name, e.value) for e in entries])
                 if self.files.table is not None and entries:
                     self.files.table.add((e.name, e.value) for e in entries)
                 self._unexplained += len(entries)
@@ -501,6 +518,8 @@ class Recorder:
 
     def begin_step(self, files: StepFiles) -> None:
         self.files = files
+        if files.table is not None:
+            self._words_early = False
         self._groups = 0
 
     def end_step(self) -> None:
