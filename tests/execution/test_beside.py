@@ -57,13 +57,12 @@ def test_both_sides_read_at_once_give_what_they_give_one_by_one() -> None:
     dumps = sorted(Path(__file__).parents[1].joinpath("data").rglob("dump.json"))[:40]
     assert dumps
     code = (
-        "from dataclasses import replace\nfrom pathlib import Path\n"
-        "from numprobe.compare import rank\nfrom numprobe.formats.dump import open_dump\nimport numpy as np\n"
-        "rank.BESIDE = 0\nrank.can_fork = lambda: True\n"
+        "from numprobe.align import calls\nfrom numprobe.formats.dump import RankDump, open_dump\nimport numpy as np\n"
+        "calls.AT_ONCE, calls.can_fork, calls.processors = 0, lambda: True, lambda: 2\n"
         f"for path in {[str(d) for d in dumps]!r}:\n"
         "    folder = open_dump(path, use_cache=False).steps[0].ranks[0]\n"
-        "    task = rank.RankTask(None, folder, folder, beside=True)\n"
-        "    for one, other in zip(rank._sides(task), rank._sides(replace(task, beside=False)), strict=True):\n"
+        "    both = (calls.read_both(RankDump(folder), RankDump(folder), at_once=how) for how in (True, False))\n"
+        "    for one, other in zip(*both, strict=True):\n"
         "        for name in ('names', 'ops', 'slots', 'kinds', 'shapes', 'scalars', 'digests', 'files', 'grad'):\n"
         "            assert repr(getattr(one.values, name)) == repr(getattr(other.values, name)), (path, name)\n"
         "        for name in ('first', 'slot', 'kind', 'shape', 'numel', 'figures', 'status'):\n"

@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from numprobe.execution.beside import beside, can_fork, processors
 from numprobe.formats.dump import RankDump
 from numprobe.formats.msprobe.values import ValueTable
 from numprobe.formats.tensors import TensorFile, TensorFolder
@@ -139,6 +140,26 @@ def read_calls(dump: RankDump) -> Calls:
     _no_rings(parent)
     calls.parent, calls.around, calls.phase = parent, around, _phases(dump, values.ops, parent)
     return calls
+
+
+AT_ONCE = 4_000_000  # bytes of a side from which on a second process earns back its start
+
+
+def read_both(one: RankDump, other: RankDump, *, at_once: bool) -> tuple[Calls, Calls]:
+    """The calls of two ranks, with names in common. ``at_once``: where it pays and can be done, one of them by a copy of this
+    process.
+
+    Raises:
+        NumprobeError: as :func:`read_calls`.
+    """
+    if at_once and min(one.place.size, other.place.size) >= AT_ONCE and processors() > 1 and can_fork():
+        with beside(other.look) as look:
+            calls = read_calls(one)
+            other.seen(look())
+    else:
+        calls = read_calls(one)
+    other.share_names(one)
+    return calls, read_calls(other)
 
 
 def _no_rings(parent: list[int]) -> None:

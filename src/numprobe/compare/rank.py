@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from numprobe.align.calls import Calls, read_calls
+from numprobe.align.calls import Calls, read_both, read_calls
 from numprobe.align.leaves import LeafPairs, pair_leaves
 from numprobe.align.mapping import NO_MAPPING, Mapping, given_leaves, naming_of
 from numprobe.align.records import RecordPairs, pair_records
@@ -29,7 +29,6 @@ from numprobe.compare.problems import of_amount, of_dump, of_levels, of_metrics,
 from numprobe.compare.processing import NO_PROCESSING, Processing
 from numprobe.compare.sharded import merge_notes, parts_of_each_other
 from numprobe.compare.tensors import measure_tensors
-from numprobe.execution.beside import beside, can_fork, processors
 from numprobe.formats.dump import RankDump
 from numprobe.formats.layout import RankFolder
 from numprobe.record.errors import NumprobeError
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from numprobe.compare.custom import Metrics, PairMetrics
     from numprobe.compare.msprobe.output import Compat
 
-BESIDE = 4_000_000  # bytes of a side from which on a second process earns back its start
 MOST_FINDINGS = 100  # of a pair of ranks; the table has all
 WORST = {verdict: rank for rank, verdict in enumerate(("pass", INCOMPARABLE, UNMATCHED, WARN, FAIL))}
 
@@ -147,14 +145,7 @@ def _sides(task: RankTask) -> tuple[Calls, Calls]:
     if task.unit is not None:
         return read_unit(task.unit, task.cache_to, partial(_paired, task), tensors=task.tensors)
     target, golden = (RankDump(folder, task.cache_to) for folder in (task.target, task.golden))
-    if task.beside and min(task.target.size, task.golden.size) >= BESIDE and processors() > 1 and can_fork():
-        with beside(golden.look) as other:
-            one = read_calls(target)
-            golden.seen(other())
-    else:
-        one = read_calls(target)
-    golden.share_names(target)
-    return one, read_calls(golden)
+    return read_both(target, golden, at_once=task.beside)
 
 
 def _paired(task: RankTask, target: Calls, golden: Calls) -> RecordPairs:

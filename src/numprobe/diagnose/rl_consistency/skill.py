@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from numprobe.align.calls import Calls, read_calls
+from numprobe.align.calls import Calls, read_both, read_calls
 from numprobe.align.leaves import pair_leaves
 from numprobe.align.roles.frameworks import ROLLOUT, TRAIN, Framework, are_exchanged, framework_of
 from numprobe.align.roles.given import NOTHING_GIVEN, Given, Row, given_roles, read_rows
@@ -29,7 +29,7 @@ from numprobe.diagnose.rl_consistency import result as data
 from numprobe.diagnose.rl_consistency.noise import expect_copies, noise_of_experts
 from numprobe.diagnose.rl_consistency.view import View, number, place
 from numprobe.execution.stages import Listener, Stages, ignore
-from numprobe.formats.dump import Dump, open_dump
+from numprobe.formats.dump import Dump, RankDump, open_dump
 from numprobe.formats.layout import choose_steps
 from numprobe.metrics.stream import default_threads
 from numprobe.record.errors import NumprobeError
@@ -67,7 +67,7 @@ def analyse_with_view(
     stages = Stages(STAGES, listener)
     stages.begin("load")
     dumps = [open_dump(path, use_cache=options.use_cache) for path in (train, rollout)]
-    ranks = [_ranks(dump, options) for dump in dumps]
+    ranks = _read(*(_ranks(dump, options) for dump in dumps))
     frameworks = [framework_of(side[0]) if side else Framework() for side in ranks]
     exchanged = are_exchanged(frameworks) and not options.as_given
     if exchanged:
@@ -129,10 +129,18 @@ def _fitting(rows: Sequence[Row], ranks: Sequence[Sequence[Calls]]) -> int:
     return sum(name in known[n] for row in rows for n, of in enumerate((row.train, row.rollout)) for name in of)
 
 
-def _ranks(dump: Dump, options: RlOptions) -> list[Calls]:
-    """The readable ranks of the first step that was asked for, stages of a pipeline as whole models."""
+def _ranks(dump: Dump, options: RlOptions) -> list[RankDump]:
+    """The readable ranks of the first step that was asked for."""
     step = choose_steps(dump.steps, options.steps, options.ranks)[0]
-    return whole_models([read_calls(dump.rank(rank)) for rank in step.ranks if not rank.problem])
+    return [dump.rank(rank) for rank in step.ranks if not rank.problem]
+
+
+def _read(train: Sequence[RankDump], rollout: Sequence[RankDump]) -> list[list[Calls]]:
+    """The calls of both sides, stages of a pipeline as whole models."""
+    if len(train) == len(rollout) == 1:
+        one, other = read_both(train[0], rollout[0], at_once=True)
+        return [[one], [other]]
+    return [whole_models([read_calls(dump) for dump in side]) for side in (train, rollout)]
 
 
 def _steps(view: View) -> data.Steps | None:
