@@ -169,6 +169,7 @@ def test_a_batch_shared_by_data_parallel_ranks(dumps: Path) -> None:
         assert result.verdict == "pass"
         assert not result.findings
         assert cases_of(result)["averaged"] == 2
+        assert "Gradients of the target are 2 times as large" in render_markdown(result, "en")
         assert 0.5 < result.coverage < 0.6  # forward only
 
 

@@ -94,6 +94,8 @@ def notes(result: CompareResult) -> list[Said]:
             counts = dict(pair.split("=") for pair in values[2].split(",") if pair)
             shown = {name: int(counts[name]) if name in counts else None for name in SHOWN_CASES}
             said.append(Said("note.merged", {"side": values[0], "ranks": values[1].replace("+", ", "), **shown}))
+            if "averaged" in counts:
+                said.append(Said("note.averaged", {"side": values[0], "times": int(counts["averaged"])}))
         elif kind == "order":
             said.append(Said("note.order", {"parameter": values[1], "groups": int(values[2])}))
     return said
