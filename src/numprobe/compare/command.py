@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -12,29 +14,34 @@ from typing import TYPE_CHECKING
 from numprobe.align.mapping import NO_MAPPING
 from numprobe.align.unknown import Unknown
 from numprobe.compare.messages import CATALOGUE
+from numprobe.compare.mixed import kinds_of, not_compared
 from numprobe.compare.page.html import render_html
 from numprobe.compare.page.markdown import render_markdown
 from numprobe.compare.page.rows import custom_columns, page_rows
 from numprobe.compare.page.screen import render_json_line, render_terminal
 from numprobe.compare.processing import NO_PROCESSING
+from numprobe.compare.result import EXIT_CODES
 from numprobe.compare.run import STAGES, CompareOptions, Comparison, compare
 from numprobe.compare.table import read_parquet, write_parquet, write_whole
 from numprobe.execution.memory import polars_keeps_nothing, without_collector
 from numprobe.execution.stages import Listener, ignore
 from numprobe.formats.dump import Dump, open_dump
-from numprobe.formats.layout import choose_steps
+from numprobe.formats.layout import DumpLayout, choose_steps
 from numprobe.record.errors import NumprobeError
 from numprobe.report.errors import error_object, render_error
+from numprobe.report.json_text import json_text
 from numprobe.report.language import is_utf8
 from numprobe.report.progress import json_line, progress_display
-from numprobe.report.run_folder import OUT, RunFolder, open_run, writing
+from numprobe.report.run_folder import OUT, RunFolder, default_folder, open_run, writing
 from numprobe.report.running import Told, marked, print_conclusion, refuse_inside
 from numprobe.report.terminal import Style
 
 if TYPE_CHECKING:
+    from numprobe.compare.kernels.found import KernelPair
     from numprobe.compare.msprobe.output import Compat
 
 TABLE = "compare.parquet"
+PARTS = "parts"
 WRONG = ("error", "warning", "unmatched_target", "unmatched_golden")
 
 
@@ -42,7 +49,8 @@ WRONG = ("error", "warning", "unmatched_target", "unmatched_golden")
 class Output:
     """What is written beside the report: ``tables`` of csv and xlsx; ``only_fail`` and ``filter`` choose their rows.
 
-    ``compat``: msProbe's files too, ``xlsx`` instead of csv; with ``first_diff`` those of its ``-da``.
+    ``compat``: msProbe's files too, ``xlsx`` instead of csv; with ``first_diff`` those of its ``-da``;
+    with ``by_step`` in a folder a step, be it the only one.
     """
 
     tables: tuple[str, ...] = ()
@@ -52,6 +60,7 @@ class Output:
     compat: bool = False
     xlsx: bool = False
     first_diff: bool = False
+    by_step: bool = False
 
 
 def run_to_folder(
@@ -71,7 +80,7 @@ def run_to_folder(
     """
     options, output = options or CompareOptions(), output or Output()
     paths = [target, golden, *(path for path in (options.noise, options.baseline) if path is not None)]
-    dumps = [open_dump(path, use_cache=options.use_cache) for path in paths]
+    dumps, kernels = _opened(paths, options.use_cache)
     for dump in dumps:  # a wrong path fails before an output folder is made
         refuse_inside(dump, out)
     told = Told(listener)
@@ -79,21 +88,80 @@ def run_to_folder(
     there = next(folder for folder in (out or OUT / "run").absolute().parents if folder.exists())
     run = open_run("compare", out, inputs, _manifest_options(options, output, lang))
     with discarded_if_empty(run, there), marked(run, told), without_collector():
-        parts = run.path / "parts"
         with writing(run.path):
-            parts.mkdir(exist_ok=True)
-        if output.compat:
-            options = replace(options, compat=_compat(run.path, Path(target), dumps[0], options, output))
-        comparison = compare(target, golden, options, parts=parts, listener=told)
-        if options.compat is not None:
-            from numprobe.compare.msprobe.output import write_first_diff, written
-
-            if output.first_diff:
-                write_first_diff(comparison.result, options.compat, *dumps[:2])
-            run.artifacts += written(options.compat)
+            (run.path / PARTS).mkdir(exist_ok=True)
+        if kernels is not None:
+            comparison = _of_kernels(run, kernels, (target, golden), options, output, told)
+        else:
+            comparison = _of_dumps(run, dumps, (target, golden), options, output, told)
         _write(run, comparison, output, lang)
     run.finish("done")
     return comparison, run
+
+
+def _opened(paths: Sequence[str | Path], use_cache: bool) -> tuple[list[Dump], KernelPair | None]:
+    """The dumps at these places; where neither side has a dump.json, the kernels of a graph that lie there."""
+    try:
+        dumps = [open_dump(path, use_cache=use_cache) for path in paths]
+        if any(not rank.problem for dump in dumps[:2] for step in dump.steps for rank in step.ranks):
+            return dumps, None
+        failure = None
+    except NumprobeError as error:
+        if error.code != "E-FMT-002":
+            raise
+        failure, dumps = error, []
+    from numprobe.compare.kernels.found import kernel_pair
+
+    kernels = kernel_pair(*paths[:2])
+    if kernels is None and failure is not None:
+        raise failure
+    if kernels is not None:
+        dumps = [Dump(DumpLayout(Path(path), ()), None) for path in paths[:2]]
+    return dumps, kernels
+
+
+def _of_dumps(
+    run: RunFolder,
+    dumps: Sequence[Dump],
+    places: tuple[str | Path, str | Path],
+    options: CompareOptions,
+    output: Output,
+    told: Told,
+) -> Comparison:
+    if output.compat:
+        options = replace(options, compat=_compat(run.path, Path(places[0]), dumps[0], options, output))
+    comparison = compare(*places, options, parts=run.path / PARTS, listener=told)
+    if options.compat is not None:
+        from numprobe.compare.msprobe.output import write_first_diff, written
+
+        if output.first_diff:
+            write_first_diff(comparison.result, options.compat, *dumps[:2])
+        run.artifacts += written(options.compat)
+    return comparison
+
+
+def _of_kernels(
+    run: RunFolder,
+    kernels: KernelPair,
+    places: tuple[str | Path, str | Path],
+    options: CompareOptions,
+    output: Output,
+    told: Told,
+) -> Comparison:
+    """Kernels are made records first, which stay in the folder ``kernels`` of the run."""
+    folder = run.path / "kernels"
+    try:
+        comparison = compare(*kernels.records(folder), options, parts=run.path / PARTS, listener=told)
+    except NumprobeError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    result = comparison.result
+    result.target, result.golden = (str(place) for place in places)
+    result.problems = [problem for problem in result.problems if problem.kind != "linked"]  # that link is ours
+    if output.compat:
+        kernels.tables(run.path, options.ranks, options.steps, xlsx=output.xlsx)
+        run.artifacts += sorted(path.name for path in run.path.glob("compare_result_*"))
+    return comparison
 
 
 @contextmanager
@@ -116,7 +184,14 @@ def _compat(folder: Path, target: Path, dump: Dump, options: CompareOptions, out
 
     steps = choose_steps(dump.steps, options.steps, options.ranks)
     mapped = options.mapping.layers is not None
-    return compat_for(folder, target, len(steps), xlsx=output.xlsx, first_diff=output.first_diff, data_mapping=mapped)
+    return compat_for(
+        folder,
+        target,
+        by_step=len(steps) > 1 or output.by_step,
+        xlsx=output.xlsx,
+        first_diff=output.first_diff,
+        data_mapping=mapped,
+    )
 
 
 def _manifest_options(options: CompareOptions, output: Output, lang: str) -> dict[str, object]:
@@ -192,22 +267,86 @@ def run_command(
 ) -> int:
     """The command: progress on stderr, the conclusion on stdout, the exit code of the verdict."""
     polars_keeps_nothing()
-    display = progress_display(progress, sys.stderr, STAGES, CATALOGUE, lang, style_err, quiet=quiet)
+    show = _Shown(style_out, style_err, lang, as_json, progress, quiet)
+    kinds, alone = kinds_of(target, golden)
+    if not kinds:
+        comparison, run = _run_shown(target, golden, options, out, output, show)
+        print_conclusion(_conclusion(comparison, run, output, show))
+        return comparison.result.exit_code
+    folder = out or default_folder("compare")
+    found: dict[str, tuple[Comparison, RunFolder]] = {}
+    for kind in kinds:
+        found[kind] = _run_shown(
+            Path(target, kind),
+            Path(golden, kind),
+            _of_kind(options, kind),
+            folder / kind,
+            replace(output, by_step=True),
+            show,
+        )
+    for kind in alone:
+        _warn(not_compared(target, golden, kind), show)
+    verdicts = {comparison.result.verdict for comparison, _ in found.values()}
+    verdict = "fail" if "fail" in verdicts else "inconclusive" if alone or len(verdicts) > 1 else verdicts.pop()
+    texts = {kind: _conclusion(*one, output, show) for kind, one in found.items()}
+    if as_json:
+        content = {
+            "verdict": verdict,
+            "out": folder.as_posix(),
+            "parts": {kind: json.loads(text) for kind, text in texts.items()},
+            "not_compared": alone,
+        }
+        print_conclusion(json_text(content, ascii_only=not is_utf8(sys.stdout.encoding)))
+    else:
+        print_conclusion("\n\n".join(f"{style_out.paint(kind, 'strong')}\n{text}" for kind, text in texts.items()))
+    return EXIT_CODES[verdict]
+
+
+def _of_kind(options: CompareOptions, kind: str) -> CompareOptions:
+    noise, baseline = (Path(path, kind) if path else None for path in (options.noise, options.baseline))
+    return replace(options, noise=noise, baseline=baseline)
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """How a run is told."""
+
+    style_out: Style
+    style_err: Style
+    lang: str
+    as_json: bool
+    progress: str
+    quiet: bool
+
+
+def _run_shown(
+    target: str | Path, golden: str | Path, options: CompareOptions, out: Path | None, output: Output, show: _Shown
+) -> tuple[Comparison, RunFolder]:
+    """One run with its progress and warnings on stderr."""
+    display = progress_display(
+        show.progress, sys.stderr, STAGES, CATALOGUE, show.lang, show.style_err, quiet=show.quiet
+    )
     try:
-        comparison, run = run_to_folder(target, golden, options, out, output, lang=lang, listener=display)
+        comparison, run = run_to_folder(target, golden, options, out, output, lang=show.lang, listener=display)
     finally:
         display.close()
     for warning in map(_warning, comparison.unknown):
-        if progress == "json":
-            print(json_line({**error_object(warning, lang), "kind": "warning"}, sys.stderr), file=sys.stderr)
-        else:
-            print(render_error(warning, lang, style_err, symbol="warning"), file=sys.stderr)
-    folder = run.path.as_posix()
-    if as_json:
-        print_conclusion(render_json_line(comparison.result, folder, ascii_only=not is_utf8(sys.stdout.encoding)))
+        _warn(warning, show)
+    return comparison, run
+
+
+def _warn(warning: NumprobeError, show: _Shown) -> None:
+    if show.progress == "json":
+        print(json_line({**error_object(warning, show.lang), "kind": "warning"}, sys.stderr), file=sys.stderr)
     else:
-        print_conclusion(render_terminal(comparison.result, lang, style_out, f"{folder}/report.html", most=output.top))
-    return comparison.result.exit_code
+        print(render_error(warning, show.lang, show.style_err, symbol="warning"), file=sys.stderr)
+
+
+def _conclusion(comparison: Comparison, run: RunFolder, output: Output, show: _Shown) -> str:
+    folder = run.path.as_posix()
+    if show.as_json:
+        return render_json_line(comparison.result, folder, ascii_only=not is_utf8(sys.stdout.encoding))
+    return render_terminal(comparison.result, show.lang, show.style_out, f"{folder}/report.html", most=output.top)
 
 
 def _warning(unknown: Unknown) -> NumprobeError:

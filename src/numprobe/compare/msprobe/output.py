@@ -61,17 +61,19 @@ class Compat:
         return f"rank{rank.rank}"
 
 
-def compat_for(folder: Path, target: Path, steps: int, *, xlsx: bool, first_diff: bool, data_mapping: bool) -> Compat:
+def compat_for(
+    folder: Path, target: Path, *, by_step: bool, xlsx: bool, first_diff: bool, data_mapping: bool
+) -> Compat:
     """How msProbe would name the results of this target. A run that is taken up again keeps the time in its names.
 
     Args:
         folder: of the run.
-        steps: how many are compared.
+        by_step: each step in a folder of its own.
     """
     stamps = [found[1] for path in sorted(folder.rglob("*compare_result_*")) if (found := _RESULT.fullmatch(path.name))]
     single = target.is_file() or any((target / name).exists() for name in DUMP_FILES)
     stamp = stamps[0] if stamps else timestamp()
-    return Compat(folder, stamp, xlsx, first_diff, not single, steps > 1, data_mapping)
+    return Compat(folder, stamp, xlsx, first_diff, not single, by_step, data_mapping)
 
 
 def written(compat: Compat) -> list[str]:
