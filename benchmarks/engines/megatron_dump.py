@@ -1,4 +1,4 @@
-"""A forward pass of Megatron-Core over gloo, tensor, pipeline and expert parallel: --tp --pp --ep.
+"""A forward pass of Megatron-Core over gloo, tensor, pipeline and expert parallel: --tp --pp --vpp --ep.
 
 Two functions that ask for a CUDA device are replaced, and a name that a module forgets is set; everything else is as released,
 with the local layer specification.
@@ -38,17 +38,25 @@ def run(rank: int, asked: argparse.Namespace, port: int) -> None:
 
     random.CudaRNGStatesTracker.fork = lambda self, name=None: contextlib.nullcontext()
     moe_utils.te_general_gemm = None  # left undefined where Transformer Engine is missing
-    parallel_state.initialize_model_parallel(asked.tp, asked.pp, expert_model_parallel_size=asked.ep)
+    parallel_state.initialize_model_parallel(
+        asked.tp, asked.pp, virtual_chunks(asked), expert_model_parallel_size=asked.ep
+    )
     config = json.loads((asked.checkpoint / "config.json").read_text())
-    model = build(config, asked)
-    load(model, config, asked)
-    model.eval()
-    with recorded(model, asked, rank):
-        forward(model, asked, config)
+    models = [build(config, asked, chunk) for chunk in range(asked.vpp)]
+    for chunk, model in enumerate(models):
+        load(model, config, asked, chunk)
+        model.eval()
+    with recorded(models if asked.vpp > 1 else models[0], asked, rank):
+        for sequence in sequences(asked.answer):
+            one_pass(models, sequence, asked, config)
     dist.destroy_process_group()
 
 
-def build(c: Config, asked: argparse.Namespace) -> torch.nn.Module:
+def virtual_chunks(asked: argparse.Namespace) -> int | None:
+    return asked.vpp if asked.vpp > 1 else None
+
+
+def build(c: Config, asked: argparse.Namespace, chunk: int) -> torch.nn.Module:
     from megatron.core import parallel_state
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.models.gpt.gpt_model import GPTModel
@@ -91,6 +99,7 @@ def build(c: Config, asked: argparse.Namespace) -> torch.nn.Module:
         apply_rope_fusion=False,
         tensor_model_parallel_size=asked.tp,
         pipeline_model_parallel_size=asked.pp,
+        virtual_pipeline_model_parallel_size=virtual_chunks(asked),
         params_dtype=dtype,
         pipeline_dtype=dtype,
         bf16=dtype == torch.bfloat16,
@@ -107,8 +116,9 @@ def build(c: Config, asked: argparse.Namespace) -> torch.nn.Module:
         position_embedding_type="rope",
         rotary_base=int(base),
         share_embeddings_and_output_weights=False,
-        pre_process=parallel_state.is_pipeline_first_stage(),
-        post_process=parallel_state.is_pipeline_last_stage(),
+        pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=chunk),
+        post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=chunk),
+        vp_stage=chunk if asked.vpp > 1 else None,
     ).to(dtype)
     return model
 
@@ -117,14 +127,14 @@ def expert_count(c: Config) -> int | None:
     return c.get("num_experts") or c.get("num_local_experts")
 
 
-def load(model: torch.nn.Module, c: Config, asked: argparse.Namespace) -> None:
+def load(model: torch.nn.Module, c: Config, asked: argparse.Namespace, chunk: int) -> None:
     """The checkpoint's weights, converted, and of each the part of this rank."""
     from megatron.core import parallel_state as ps
 
     weights = load_file(asked.checkpoint / "model.safetensors")
     rank, last = ps.get_tensor_model_parallel_rank(), dist.get_rank() == dist.get_world_size() - 1
-    each = c["num_hidden_layers"] // asked.pp
-    first = ps.get_pipeline_model_parallel_rank() * each
+    each = c["num_hidden_layers"] // (asked.pp * asked.vpp)
+    first = (chunk * asked.pp + ps.get_pipeline_model_parallel_rank()) * each
 
     def rows(w: Tensor) -> Tensor:
         return w.chunk(asked.tp, 0)[rank]
@@ -198,32 +208,26 @@ def experts(part: dict[str, Tensor], ours: str, c: Config, asked: argparse.Names
     return found
 
 
-def forward(model: torch.nn.Module, asked: argparse.Namespace, c: Config) -> None:
-    for sequence in sequences(asked.answer):
-        one_pass(model, sequence, asked, c)
+def one_pass(models: list[torch.nn.Module], sequence: Tensor, asked: argparse.Namespace, c: Config) -> None:
+    """Through the first model of every stage, then through the second."""
+    from megatron.core import parallel_state as ps
 
-
-def one_pass(model: torch.nn.Module, sequence: Tensor, asked: argparse.Namespace, c: Config) -> None:
     tokens = len(sequence)
     ids, positions = sequence[None], torch.arange(tokens)[None]
     mask = torch.ones(1, 1, tokens, tokens).triu(1).bool()
-    if asked.pp == 1:
-        model(ids, positions, mask)
-        return
-    from megatron.core import parallel_state as ps
-
     shape, dtype = (tokens, 1, c["hidden_size"]), getattr(torch, asked.dtype)
-    if not ps.is_pipeline_first_stage():
-        hidden = torch.empty(shape, dtype=dtype)
-        dist.recv(hidden, ps.get_pipeline_model_parallel_prev_rank())
-        model.set_input_tensor(hidden)
-    y = model(ids, positions, mask)
-    if not ps.is_pipeline_last_stage():
-        dist.send(y.contiguous(), ps.get_pipeline_model_parallel_next_rank())
+    for model in models:
+        if not model.pre_process:
+            hidden = torch.empty(shape, dtype=dtype)
+            dist.recv(hidden, ps.get_pipeline_model_parallel_prev_rank())
+            model.set_input_tensor(hidden)
+        y = model(ids, positions, mask)
+        if not model.post_process:
+            dist.send(y.contiguous(), ps.get_pipeline_model_parallel_next_rank())
 
 
 if __name__ == "__main__":
-    options = arguments("tp", "pp", "ep")
+    options = arguments("tp", "pp", "vpp", "ep")
     ranks = max(options.tp * options.pp, options.ep)
     free = 20_000 + os.getpid() % 20_000
     if ranks == 1:

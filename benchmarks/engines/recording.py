@@ -47,7 +47,9 @@ def arguments(*more: str) -> argparse.Namespace:
 
 
 @contextmanager
-def recorded(model: torch.nn.Module, asked: argparse.Namespace, rank: int = 0) -> Iterator[None]:
+def recorded(
+    model: torch.nn.Module | list[torch.nn.Module], asked: argparse.Namespace, rank: int = 0
+) -> Iterator[None]:
     """Dumps forward what is called inside."""
     if asked.tool == "numprobe":
         from numprobe.pytorch import PrecisionDebugger

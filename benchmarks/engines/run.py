@@ -67,6 +67,7 @@ CLEAN = [
     Case("clean", "megatron"),
     Case("clean tp2", "megatron --tp 2"),
     Case("clean pp2", "megatron --pp 2"),
+    Case("clean vpp2", "megatron --pp 2 --vpp 2"),
     Case("clean hf", "hf"),
     Case("clean megatron, hf", "megatron", "hf"),
 ]
