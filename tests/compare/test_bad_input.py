@@ -301,6 +301,31 @@ def test_a_device_that_fails_ends_the_run(tmp_path: Path, monkeypatch: pytest.Mo
         run_to_folder(target, golden, CompareOptions(use_cache=False, device="cpu"), tmp_path / "out")
 
 
+@pytest.mark.parametrize("shape", [(), (0,), (3, 5), (8, 4)])
+def test_a_file_of_another_shape_behind_figures_that_agree(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    """Also of a module's output, which by its figures is that of the call inside it."""
+    call_name, module = "Torch.f.0.forward", "Module.m.M.forward.0"
+    sides = []
+    for name in ("t", "g"):
+        step = tmp_path / name / "step0"
+        leaves = [tensor(Y, data_name=save(step, f"{op}.output.0", Y)) for op in (call_name, module)]
+        content = {op: call([tensor(X)], [leaf]) for op, leaf in zip((call_name, module), leaves, strict=True)}
+        head = {"task": "tensor", "level": "mix", "framework": "pytorch"}
+        (step / "rank0" / "dump.json").write_text(json.dumps({**head, "data": content}))
+        (step / "rank0" / "construct.json").write_text(json.dumps({call_name: module, module: None}))
+        sides.append(step)
+    save(sides[0], f"{module}.output.0", np.zeros(shape))
+    result = compared(*sides)
+    assert (result.verdict, result.counts["error"]) == ("fail", 1)
+    assert (result.findings[0].cause, result.findings[0].op) == ("layout", module)
+
+
+def test_inputs_of_another_shape_are_told_where_nothing_else_could_be_compared(tmp_path: Path) -> None:
+    sides = [write(tmp_path / n, {NAME: call([tensor(v)], [tensor(2 * v)])}) for n, v in (("t", X), ("g", X[:, :3]))]
+    result = compared(*sides)
+    assert (result.verdict, result.premise) == ("inconclusive", "inputs_differ")
+
+
 def test_without_any_tensor_nothing_was_compared(tmp_path: Path) -> None:
     target, golden = (saved(tmp_path / n, Y) for n in ("t", "g"))
     shutil.rmtree(target / "rank0" / "dump_tensor_data")

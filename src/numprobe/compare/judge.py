@@ -292,7 +292,9 @@ def _ended_gradient(book: Ledger) -> int:
 
 
 def _same_on_golden(book: Ledger, one: int, other: int) -> bool:
-    """Are the two rows one tensor on the golden side as well?"""
+    """Are the two rows one tensor on the golden side as well? Not where only the file of one has another shape."""
+    if (book.reason[one] == REASON["shape"]) != (book.reason[other] == REASON["shape"]):
+        return False
     return book.error[one] == book.error[other] or (
         book.error[one] != book.error[one] and book.error[other] != book.error[other]
     )

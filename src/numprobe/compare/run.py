@@ -406,11 +406,13 @@ def conclude(
 
 def _premise(findings: Sequence[data.Finding], compared: int, problems: Sequence[data.Problem]) -> str:
     """Why nothing can be blamed, or said to agree: the inputs of the two runs differ, or something was not compared."""
+    first = next((f for f in findings if f.severity == "error"), None)
+    if first is not None and first.cause == "input":
+        return "inputs_differ"
     if not compared:
         return "nothing_compared"
-    first = next((f for f in findings if f.severity == "error"), None)
     if first is not None:
-        return "inputs_differ" if first.cause == "input" else ""
+        return ""
     return premise_of(problems)
 
 
