@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
-from numprobe.collect.pytorch.gradients import Crossing, Edges, InputGradients, Node, tensors_in
+from numprobe.collect.pytorch.gradients import Crossing, Edges, InputGradients, Node, Places, shared, tensors_in
 from numprobe.collect.pytorch.plain import PLAIN_TYPES, to
 from numprobe.collect.pytorch.recorder import Entry, Recorder
 from numprobe.collect.pytorch.scope import Scope, backward_of
@@ -78,9 +79,12 @@ class BackwardRecord:
         "_dtypes",
         "_entry",
         "_kept",
+        "_name",
         "_node",
+        "_outputs",
         "_parent",
         "_passed",
+        "_paths",
         "_placed",
         "_places",
         "_recorder",
@@ -90,15 +94,18 @@ class BackwardRecord:
         "_ways",
     )
 
+    _entry: Entry  # made when the pass gets here: until then, as little as possible is held
+
     def __init__(self, recorder: Recorder, scope: Scope, wanted: Wanted, name: str, parent: str | None) -> None:
         self._recorder, self._scope, self._wanted = recorder, scope, wanted
-        self._entry = Entry(name)
+        self._name, self._parent = name, parent
         self._kept: bool | None = None
+        self._outputs = 0  # tensors among the outputs that a gradient can flow into
+        self._paths: tuple[str, ...] = ()  # of the inputs whose gradients are recorded
+        self._slots: dict[int, int] | None = None  # their places in the record, by number of the input, if not the same
         self._ways: InputGradients | None = None
-        self._slots: dict[int, int] = {}
-        self._dtypes: dict[int, torch.dtype] = {}
-        self._passed: set[int] = set()
-        self._parent = parent
+        self._dtypes: dict[int, torch.dtype] | None = None
+        self._passed: set[int] | None = None
         self._placed = False
         self._awaited = 0
 
@@ -121,41 +128,34 @@ class BackwardRecord:
                 places.setdefault(id(node), []).append((k, tensor.output_nr))
         if not nodes:
             return
-        tensors, wanted, body = given.tensors, self._wanted, self._entry.body
+        tensors = given.tensors
         numbers = [n for n, t in enumerate(tensors) if whole or not _is_parameter(t)]
-        self._slots = {n: k for k, n in enumerate(numbers)}
+        self._outputs, self._paths = len(slots), tuple(given.paths)
+        if len(numbers) < len(tensors):
+            self._paths = tuple(given.paths[n] for n in numbers)
+            self._slots = {n: k for k, n in enumerate(numbers)}
         if edges.cast_once:
             self._dtypes = {n: tensors[n].dtype for n in numbers}
-        if wanted.output_gradients:
-            body["input"] = [None] * len(slots)
-        if wanted.input_gradients:
-            body["output"] = [None] * len(numbers)
-            if not wanted.node_gradients:
-                body["grad_of"] = [given.paths[n] for n in numbers]
-        crossings = edges.crossings(nodes) if wanted.input_gradients and numbers else []
-        if len(numbers) < len(tensors):
-            crossings = self._wanted_ones(crossings)
+        crossings = edges.crossings(nodes) if self._wanted.input_gradients and numbers else []
+        if self._slots is not None:
+            crossings = _to_some(crossings, self._slots)
         if not whole and len(nodes) == len(crossings) == 1 and self._is_one_node(nodes[0], crossings[0]):
-            self._node, self._places, self._arriving = id(nodes[0]), places[id(nodes[0])], crossings[0][1]
+            self._node, self._places, self._arriving = id(nodes[0]), shared(places[id(nodes[0])]), crossings[0][1]
             nodes[0].register_hook(self._through)
             return
-        self._entry.open, self._awaited = True, len(nodes) + bool(crossings)
+        self._awaited = len(nodes) + bool(crossings)
         for node in nodes:
+            here = shared(places[id(node)])
             if whole and not crossings:
-                node.register_prehook(self._before(places[id(node)]))
+                node.register_prehook(partial(self._before, here))
             else:
-                node.register_hook(self._at(id(node), places[id(node)], placed=not whole))
+                node.register_hook(partial(self._at, id(node), here, not whole))
         if crossings:
             self._ways = InputGradients(crossings, self._of_input, self._left_whole if whole else self._arrived)
 
     def _is_one_node(self, node: Node, crossing: Crossing) -> bool:
         """Is the call a single node, with a place of its own for every input?"""
         return crossing[0] is node and len({number for _, number in crossing[1]}) == len(crossing[1])
-
-    def _wanted_ones(self, crossings: list[Crossing]) -> list[Crossing]:
-        """The ways to tensors whose gradients are recorded."""
-        kept = [(node, [place for place in places if place[1] in self._slots]) for node, places in crossings]
-        return [crossing for crossing in kept if crossing[1]]
 
     def watch_node(self, output: object) -> None:
         """The reference's way: the last node's own gradients, whatever they are the gradients of (HOK-4)."""
@@ -183,40 +183,51 @@ class BackwardRecord:
         if self._recorder.files is None:
             return False
         if self._kept is None:
-            self._kept = self._wanted.keeps_backward(self._entry.name)
+            self._kept = self._wanted.keeps_backward(self._name)
             if self._recorder.stacks is not None:
-                self._recorder.parent(self._entry.name, backward_of(self._parent))
+                self._recorder.parent(self._name, backward_of(self._parent))
+            if self._kept:
+                self._entry = Entry(self._name, open=self._awaited > 0)
+                self._begin_body(self._entry.body)
         return self._kept
+
+    def _begin_body(self, body: dict[str, Any]) -> None:
+        wanted = self._wanted
+        if self._outputs and wanted.output_gradients:
+            body["input"] = [None] * self._outputs
+        if self._outputs and wanted.input_gradients:
+            body["output"] = [None] * len(self._paths)
+            if not wanted.node_gradients:
+                body["grad_of"] = list(self._paths)
 
     def _first_at(self, output: int) -> bool:
         """Of several passes through a graph that is retained, the first is recorded."""
+        if self._passed is None:
+            self._passed = {output}
+            return True
         first = output not in self._passed
         self._passed.add(output)
         return first
 
-    def _before(self, places: list[tuple[int, int]]) -> Callable[[Gradients], None]:
-        def fired(gradients: Gradients) -> None:
-            if self._begins() and self._first_at(places[0][0]):
-                with self._scope.quiet():
-                    self._of_outputs(places, gradients)
-                    self._arrived()
+    def _before(self, places: Places, gradients: Gradients) -> None:
+        """The pass enters a module that no gradient leaves."""
+        if self._begins() and self._first_at(places[0][0]):
+            with self._scope.quiet():
+                self._of_outputs(places, gradients)
+                self._arrived()
+                self._place()
+
+    def _at(self, node: int, places: Places, placed: bool, _: Gradients, gradients: Gradients) -> None:
+        """The pass is at a node that made outputs of the call."""
+        if self._begins() and self._first_at(places[0][0]):
+            with self._scope.quiet():
+                self._recorder.passes(node)
+                self._of_outputs(places, gradients)
+                self._arrived()
+                if placed:
                     self._place()
-
-        return fired
-
-    def _at(self, node: int, places: list[tuple[int, int]], *, placed: bool) -> Callable[[Gradients, Gradients], None]:
-        def fired(_: Gradients, gradients: Gradients) -> None:
-            if self._begins() and self._first_at(places[0][0]):
-                with self._scope.quiet():
-                    self._recorder.passes(node)
-                    self._of_outputs(places, gradients)
-                    self._arrived()
-                    if placed:
-                        self._place()
-                    elif self._entry.open:
-                        self._recorder.begun(id(self._entry), self._finish)
-
-        return fired
+                elif self._entry.open:
+                    self._recorder.begun(id(self._entry), self._finish)
 
     def _through(self, inputs: Gradients, gradients: Gradients) -> None:
         """The pass is through a call that is one node: what flows in and what flows out, at once."""
@@ -241,7 +252,7 @@ class BackwardRecord:
     def _arrived(self) -> None:
         """One of the things that the entry waits for is there: the gradients of a node of its outputs, or all of its inputs."""
         self._awaited -= 1
-        if self._awaited <= 0:
+        if self._awaited <= 0 and self._begins():
             self._recorder.complete(self._entry)
             self._recorder.ended(id(self._entry))
 
@@ -251,7 +262,7 @@ class BackwardRecord:
             self._ways.finish()
         self._recorder.close(self._entry)
 
-    def _of_outputs(self, places: list[tuple[int, int]], gradients: Gradients) -> None:
+    def _of_outputs(self, places: Places, gradients: Gradients) -> None:
         """Enter gradients of outputs: (number of the output, place among the node's)."""
         if not self._wanted.output_gradients:
             return
@@ -261,10 +272,10 @@ class BackwardRecord:
                 self._entry.body["input"][k] = self._recorder.one(self._entry, f"input.{k}", gradient)
 
     def _of_input(self, number: int, gradient: torch.Tensor | None) -> None:
-        k = self._slots.get(number)
+        k = number if self._slots is None else self._slots.get(number)
         if k is not None and gradient is not None and self._begins():
             with self._scope.quiet():
-                dtype = self._dtypes.get(number) if self._dtypes else None
+                dtype = self._dtypes.get(number) if self._dtypes is not None else None
                 if dtype is not None and gradient.dtype is not dtype:  # on its way into a cast of autocast
                     gradient = to(gradient, dtype)
                 self._entry.body["output"][k] = self._recorder.one(self._entry, f"output.{k}", gradient)
@@ -273,6 +284,12 @@ class BackwardRecord:
         self._arrived()
         if self._begins():
             self._recorder.put_off(self._entry)
+
+
+def _to_some(crossings: list[Crossing], wanted: Container[int]) -> list[Crossing]:
+    """The ways to those of the tensors whose numbers are wanted."""
+    kept = [(node, shared(place for place in places if place[1] in wanted)) for node, places in crossings]
+    return [crossing for crossing in kept if crossing[1]]
 
 
 def _is_parameter(tensor: torch.Tensor) -> bool:

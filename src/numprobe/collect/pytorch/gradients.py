@@ -7,7 +7,8 @@ whoever else uses the input. No node is inserted and no tensor is replaced, so t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,8 @@ MAX_NODES = (
 )
 
 Node = Any  # torch.autograd.graph.Node: what grad_fn gives
-Crossing = tuple[Node, list[tuple[int, int]]]  # a node and [(place in its gradients, number of the tensor)]
+Places = tuple[tuple[int, int], ...]
+Crossing = tuple[Node, Places]  # a node and (place in its gradients, number of the tensor) for each of them
 OnGradient = Callable[[int, torch.Tensor | None], None]
 next_sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
@@ -59,7 +61,7 @@ class Edges:
         of_nodes, of_leaves, since = self._of_nodes, self._of_leaves, self.since
         waiting = list(outputs)
         seen = {id(node): node for node in waiting}
-        found: list[Crossing] = []
+        found: list[tuple[Node, list[tuple[int, int]]]] = []
         while waiting:
             node = waiting.pop()
             here: list[tuple[int, int]] = []
@@ -89,7 +91,7 @@ class Edges:
                 return []
         if self._again and len(seen) == len(found) == 1:
             self._tell_apart(found[0][1])
-        return found
+        return [(node, shared(here)) for node, here in found]
 
     def _tell_apart(self, places: list[tuple[int, int]]) -> None:
         """Of a call that is one node: a tensor that it is given several times has a gradient at each of its places."""
@@ -98,6 +100,20 @@ class Edges:
             if len(here) == 1 + len(again):
                 for k, number in zip(here, (first, *again), strict=True):
                     places[k] = places[k][0], number
+
+
+def shared(places: Iterable[tuple[int, int]]) -> Places:
+    """One tuple for all that are equal. Hooks hold them, and for every object that is held the garbage collector comes sooner."""
+    found = tuple(places)
+    known = _shared.get(found)
+    if known is None:
+        if len(_shared) >= 4096:
+            _shared.clear()
+        known = _shared[found] = found
+    return known
+
+
+_shared: dict[Places, Places] = {}
 
 
 class InputGradients:
@@ -118,7 +134,7 @@ class InputGradients:
         for node, places in crossings:
             for _, number in places:
                 self._ways[number] = self._ways.get(number, 0) + 1
-            node.register_hook(self._hook(places))
+            node.register_hook(partial(self._fired, places))
 
     def finish(self) -> None:
         """No more will come: what has arrived so far is all."""
@@ -129,17 +145,14 @@ class InputGradients:
             self._left = -1
             self._on_done()
 
-    def _hook(self, places: list[tuple[int, int]]) -> Callable[[Any, Any], None]:
-        def fired(inputs: tuple[torch.Tensor | None, ...], _: object) -> None:
-            if self._left <= 0:
-                return
-            for place, number in places:
-                self._arrived(number, inputs[place] if place < len(inputs) else None)
-            self._left -= 1
-            if self._left == 0:
-                self._on_done()
-
-        return fired
+    def _fired(self, places: Places, inputs: tuple[torch.Tensor | None, ...], _: object) -> None:
+        if self._left <= 0:
+            return
+        for place, number in places:
+            self._arrived(number, inputs[place] if place < len(inputs) else None)
+        self._left -= 1
+        if self._left == 0:
+            self._on_done()
 
     def _arrived(self, number: int, part: torch.Tensor | None) -> None:
         self._ways[number] -= 1
