@@ -127,6 +127,26 @@ def test_sequences_of_context_parallel_ranks(dump: Dump, tmp_path: Path, style: 
     assert (f.clazz, f.layers) == ("parameter_difference", [1])
 
 
+@pytest.mark.parametrize("task", ["statistics", "tensor"])
+def test_tensor_and_context_parallel_at_once(dump: Dump, tmp_path: Path, task: str) -> None:
+    """Of four ranks, two share each sequence and two each weight. Of tensors, what is cut both ways has figures alone."""
+    sequences = split_over_sequences(dump(Run("megatron"), task="tensor"), tmp_path / "cp", 2, 12)
+    for chunk in range(2):
+        shards = split_over_ranks(sequences / "step0" / f"rank{chunk}", tmp_path / f"tp{chunk}", 2)
+        for shard in range(2):
+            place = tmp_path / "both" / "step0" / f"rank{2 * chunk + shard}"
+            shutil.copytree(shards / "step0" / f"rank{shard}", place)
+    both, right = tmp_path / "both", dump(Run("engine"), task=task)
+    if task == "statistics":
+        without_tensors(both)
+    result = compared(both, right)
+    assert (result.verdict, result.counts["error"], result.counts["warning"]) == ("no_difference", 0, 0)
+    assert result.merged["partial"] <= 6
+    assert (result.tensors > 30) == (task == "tensor")
+    f = only(compared(both, dump(Run("engine", changed={"1.down": 1.05}), task=task)))
+    assert (f.clazz, f.role, f.layers) == ("parameter_difference", "down", [1])
+
+
 @pytest.mark.parametrize("grouped", [False, True], ids=["one by one", "grouped"])
 @pytest.mark.parametrize("other", ["hf", "engine"])
 def test_experts_of_expert_parallel_ranks(dump: Dump, tmp_path: Path, other: str, grouped: bool) -> None:
