@@ -52,6 +52,7 @@ def test_a_real_dump_agrees_with_itself_later(tmp_path: Path) -> None:
     assert (result.counts["pass"], sum(result.counts.values())) == (14, 14)
     assert (result.target, result.golden) == (str(tmp_path / "t"), str(REAL))
     assert result.problems == []
+    assert [p.kind for p in run(REAL, REAL, tmp_path / "same").problems] == ["same"]
 
 
 def test_the_kernel_that_brings_a_difference_in_is_named(tmp_path: Path) -> None:

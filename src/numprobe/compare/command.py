@@ -20,7 +20,7 @@ from numprobe.compare.page.markdown import render_markdown
 from numprobe.compare.page.rows import custom_columns, page_rows
 from numprobe.compare.page.screen import render_json_line, render_terminal
 from numprobe.compare.processing import NO_PROCESSING
-from numprobe.compare.result import EXIT_CODES
+from numprobe.compare.result import EXIT_CODES, Problem
 from numprobe.compare.run import STAGES, CompareOptions, Comparison, compare
 from numprobe.compare.table import read_parquet, write_parquet, write_whole
 from numprobe.execution.memory import polars_keeps_nothing, without_collector
@@ -34,7 +34,7 @@ from numprobe.report.language import is_utf8
 from numprobe.report.progress import json_line, progress_display
 from numprobe.report.run_folder import OUT, RunFolder, default_folder, open_run, writing
 from numprobe.report.running import Told, marked, print_conclusion, refuse_inside
-from numprobe.report.terminal import Style
+from numprobe.report.terminal import Style, encodable
 
 if TYPE_CHECKING:
     from numprobe.compare.kernels.found import KernelPair
@@ -158,6 +158,8 @@ def _of_kernels(
     result = comparison.result
     result.target, result.golden = (str(place) for place in places)
     result.problems = [problem for problem in result.problems if problem.kind != "linked"]  # that link is ours
+    if Path(places[0]).resolve() == Path(places[1]).resolve():
+        result.problems.append(Problem("same", "", None, "", encodable(result.target)))
     if output.compat:
         kernels.tables(run.path, options.ranks, options.steps, xlsx=output.xlsx)
         run.artifacts += sorted(path.name for path in run.path.glob("compare_result_*"))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -69,8 +68,15 @@ def device(name: str) -> Device:
             device=name,
         ) from None
     if name.partition(":")[0] == "npu":
-        with suppress(ImportError):  # torch has no npu of its own
+        try:  # torch has no npu of its own
             importlib.import_module("torch_npu")
+        except ImportError:
+            raise NumprobeError(
+                "E-CMP-016",
+                "--device {device} needs torch_npu, which is not installed",
+                do="install torch_npu, or leave --device out: then numpy computes",
+                device=name,
+            ) from None
     try:
         found = _Torch(torch, torch.device(name))
         torch.zeros(1, device=found.device).cpu()
