@@ -137,3 +137,15 @@ def test_rows_of_the_script_are_those_of_the_writer(chromium, tmp_path):  # noqa
         )
         assert len(seen["written"]) > 0
         assert seen["drawn"][: len(seen["written"])] == seen["written"], name
+
+
+def test_columns_of_ones_own_metrics(chromium, tmp_path):  # noqa: F811
+    found, rows = next(made for made in (make() for make in ALL.values()) if made[1])
+    shown = [row._replace(custom=(1.5, "<b>w")) for row in rows]
+    script = """
+    const table = document.querySelector('table[data-records]');
+    seen.head = [...table.tHead.rows[0].cells].slice(-2).map(cell => cell.textContent.trim());
+    seen.cells = [...table.tBodies[0].rows[0].cells].slice(-2).map(cell => cell.textContent.trim());
+    """
+    seen = run(chromium, tmp_path, render_html(found, "en", rows=shown, custom=["Mean shift", "<i>"]), script)
+    assert seen == {"head": ["Mean shift", "<i>"], "cells": ["1.500", "<b>w"]}
