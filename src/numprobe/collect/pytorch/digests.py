@@ -22,9 +22,12 @@ from numprobe.collect.pytorch.plain import (
     VARIABLE,
     array_of,
     as_strided,
+    bytes_at,
     contiguous,
     data_of,
+    data_ptr,
     element_size,
+    is_contiguous,
     memory_of,
     numel,
     to,
@@ -49,8 +52,15 @@ def bytes_of(tensor: Tensor) -> Tensor:
 
 
 def crc32(tensor: Tensor) -> str:
-    """CRC-32 of the bytes as 8 hex digits (STA-5). Tensors of a device are copied to the host: this waits for it."""
-    return f"{zlib.crc32(_buffer(contiguous(data_of(tensor)))):08x}"
+    """CRC-32 of the bytes as 8 hex digits (STA-5). Tensors of a device are copied to the host: this waits for it.
+
+    Raises TypeError for conjugate and negative views, whose memory holds other values.
+    """
+    plain = tensor if is_contiguous(tensor) else contiguous(data_of(tensor))
+    size = numel(plain) * element_size(plain)
+    if not plain.is_cpu or size == 0 or plain.is_neg() or plain.is_conj():
+        return f"{zlib.crc32(_buffer(data_of(plain))):08x}"
+    return f"{zlib.crc32(bytes_at(data_ptr(plain), size)):08x}"
 
 
 def crc32_later(tensor: Tensor) -> str | Callable[[], str]:

@@ -89,6 +89,11 @@ def float32_at(address: int, count: int) -> NDArray[Any]:
     return array
 
 
+def bytes_at(address: int, size: int) -> Any:
+    """The same over bytes."""
+    return np.frombuffer(_Window.from_address(address), np.uint8, size)
+
+
 def array_of(tensor: Tensor) -> NDArray[Any]:
     """A read-only array over the memory of a strided CPU tensor.
 

@@ -139,18 +139,16 @@ class Statistics:
         if not self._direct or type(tensor) not in PLAIN_TYPES or not tensor.is_cpu or modes_active():
             return False
         try:
-            if not self._md5:
-                _enter_on_host(record, tensor, self.counts)
-                return True
-            found: Record = {}
-            _enter_on_host(found, tensor, self.counts)
-            if found["Max"] is not None:
+            digest = None
+            if self._md5:
                 if tensor.is_quantized:
                     return False
-                found["md5"] = digests.crc32(tensor)
+                digest = None if holds_no_memory(tensor) else digests.crc32(tensor)
+            _enter_on_host(record, tensor, self.counts)
         except Exception:  # sparse, nested, conjugated, freed, ...: the slower way knows them
             return False
-        record.update(found)
+        if digest is not None and record["Max"] is not None:
+            record["md5"] = digest
         return True
 
     def resolve(self) -> list[Record]:
