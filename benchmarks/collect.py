@@ -58,9 +58,15 @@ def step_seconds(python: str, options: dict[str, Any], clock: str) -> dict[str, 
     return result
 
 
-def many_records(tools: list[tuple[str, str]]) -> str:
+def many_records(tools: list[tuple[str, str]], threads: int) -> str:
     """Growth of the memory in a step of many records, and the time that goes into writing its json."""
-    options = {"level": "L1", "task": "statistics", "summary_mode": "statistics", "calls": RECORDS // 3}
+    options = {
+        "level": "L1",
+        "task": "statistics",
+        "summary_mode": "statistics",
+        "calls": RECORDS // 3,
+        "threads": threads,
+    }
     got = {tool: run(python, {**options, "tool": tool}) for tool, python in tools}
     parts = [
         f"{tool} {one['grown_kb'] / 1024:.0f} MB, {one['writing']:.2f} s for its json"
@@ -124,7 +130,7 @@ def main() -> None:
                 print(rows[-1], file=sys.stderr, flush=True)
     header = ("width", "dtype", "case", "step ms", "numprobe adds ms", "msprobe adds ms", "ratio", "limit", "met")
     print(table(header, rows))
-    print(f"\n{many_records(tools)}")
+    print(f"\n{many_records(tools, arguments.threads)}")
     ours = import_seconds(sys.executable, "numprobe.pytorch", 5)
     line = f"\nimport numprobe.pytorch adds {ours * 1e3:.0f} ms to import torch"
     if peer:

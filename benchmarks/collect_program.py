@@ -2,10 +2,9 @@
 
     PYTHON collect_program.py '{"tool": "numprobe", "level": "mix", "task": "statistics", ...}'
 
-Prints one JSON line: wall and processor seconds of every step, those of them that went into writing json, parameters' digest
-after the last step, size of the dump; of the task tensor also what torch.save alone takes for the tensors of the last step.
-With ``calls`` there is one step of so many additions of small tensors instead of training: the growth of the memory, and again
-what went into writing.
+Prints one JSON line: wall and processor seconds of every step, parameters' digest after the last step, size of the dump; of the
+task tensor also what torch.save alone takes for the tensors of the last step. With ``calls`` there is one step of so many
+additions of small tensors instead of training: the growth of the memory, and the seconds that went into writing json.
 """
 
 from __future__ import annotations
@@ -142,7 +141,8 @@ def writing_of(tool: str) -> Callable[[], float]:
     from numprobe.collect.pytorch.recorder import Recorder
 
     whole, filling = Stopwatch(Recorder, "write"), Stopwatch(Recorder, "_fill")  # the second fetches the figures
-    return lambda: whole.seconds - filling.seconds
+    wording = Stopwatch(Recorder, "complete")
+    return lambda: whole.seconds - filling.seconds + wording.seconds
 
 
 def save_alone(dump: Path, folder: Path) -> list[float]:
@@ -184,18 +184,17 @@ def main() -> None:
     scratch = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
     folder = Path(tempfile.mkdtemp(dir=scratch))
     debugger = debugger_of(options, folder)
-    writing = writing_of(options["tool"])
     if "calls" in options:
-        many_calls(debugger, options["calls"], writing)
+        many_calls(debugger, options["calls"], writing_of(options["tool"]))
         shutil.rmtree(folder)
         return
     vocabulary = 512
     model = Whole(Llama(options["width"], options["layers"], vocabulary)).to(getattr(torch, options["dtype"]))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    seconds, cpu, written = [], [], []
+    seconds, cpu = [], []
     for _ in range(options["steps"]):
         ids = torch.randint(0, vocabulary, (2, options["tokens"] + 1))
-        began, cpu_began, written_before = time.perf_counter(), time.process_time(), writing()
+        began, cpu_began = time.perf_counter(), time.process_time()
         if debugger is not None:
             debugger.start(model=model)
         logits = model(ids[:, :-1])
@@ -208,7 +207,6 @@ def main() -> None:
             debugger.step()
         seconds.append(time.perf_counter() - began)
         cpu.append(time.process_time() - cpu_began)
-        written.append(writing() - written_before)
     digest = 0
     for parameter in model.parameters():
         digest = zlib.crc32(parameter.detach().view(torch.uint8).numpy().tobytes(), digest)
@@ -216,7 +214,6 @@ def main() -> None:
     result = {
         "seconds": seconds,
         "cpu": cpu,
-        "writing": written,
         "digest": digest,
         "bytes": sum(f.stat().st_size for f in dump.rglob("*") if f.is_file()),
         "loss": loss.item(),

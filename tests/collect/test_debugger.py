@@ -86,6 +86,24 @@ def test_chosen_steps(tmp_path: Path):
     debugger.close()
 
 
+@pytest.mark.parametrize(
+    ("chosen", "first", "told"),
+    [([1, "100-109"], 0, "100, 101, 102, 103, 104, ..."), ([7], 100, "7"), ([0], 0, None)],
+)
+def test_steps_that_never_come(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, chosen: list[Any], first: int, told: str | None
+):
+    """Recording nothing is not done in silence."""
+    with PrecisionDebugger(dump_path=tmp_path, level="L1", step=chosen) as debugger:
+        debugger.set_init_step(first)
+        for _ in range(3):
+            debugger.start()
+            torch.exp(X)
+            debugger.step()
+    said = [r.getMessage() for r in caplog.records if "never came" in r.getMessage()]
+    assert said == ([] if told is None else [f"numprobe: step: chosen steps that never came: {told}"])
+
+
 def test_init_step(tmp_path: Path):
     with PrecisionDebugger(dump_path=tmp_path, level="L1", step=[101]) as debugger:
         debugger.set_init_step(100)

@@ -79,6 +79,7 @@ class Session:
         self._rank: int | None = None
         self._folders = Folders(settings, self.recorder, self._differences)
         self._ended, self._found_all = off, False
+        self._started, self._to_come = False, set(settings.steps)  # chosen steps that have not begun
         self._told_rank = False
         self._tokens: TokenRange | None = None
         self._single: ModuleHooks | None = None
@@ -109,6 +110,7 @@ class Session:
         settings = self.settings
         if self._ended or self._found_all or settings.level == "debug":
             return
+        self._started = True
         if self._wants_modules and model is None:
             raise NumprobeError(
                 "E-COL-001",
@@ -134,6 +136,7 @@ class Session:
             return
         if not settings.wants_step(self.step_number):
             return
+        self._to_come.discard(self.step_number)
         if scheduled_tokens is not None and not self._slicing.choose(scheduled_tokens):
             return
         if not self._folders.open(self.step_number, self._rank):
@@ -184,6 +187,8 @@ class Session:
         if not self._ended:
             for hint in (*self._filter.unmatched(), *self._wrappers.missing()):
                 log.warning("numprobe: %s", hint)
+            if self._started and self._to_come and self.settings.wants_rank(self._rank):
+                log.warning("numprobe: step: chosen steps that never came: %s", _some(sorted(self._to_come)))
         if self._loader is not None:
             self._loader.restore()
         if self._crash is not None:
@@ -270,7 +275,7 @@ class Session:
         return self._wrappers.functions.unwrap(module, api)
 
     def _end(self) -> None:
-        log.info("numprobe: all chosen steps are recorded, nothing more will be")
+        log.info("numprobe: all chosen steps are over, nothing more will be recorded")
         self.close()
 
     def _number_micro_steps(self) -> None:
@@ -310,3 +315,7 @@ class Session:
             log.error("numprobe: NOT RECORDED: %d entries: %s", count, problem)
         for what, count in (self._figures.take_unsupported() if self._figures is not None else {}).items():
             log.warning("numprobe: no figures of %d tensors: %s", count, what)
+
+
+def _some(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")
