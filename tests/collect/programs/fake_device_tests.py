@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.collect import fake_device as fake
-from tests.collect.dumps import is_tensor, leaves
+from tests.collect.dumps import is_tensor, leaves, only
 from tests.collect.on_device import (
     assert_figures_equal_those_of_the_host,
     assert_left_alone,
@@ -20,7 +20,7 @@ from numprobe.collect.pytorch import devices
 from numprobe.collect.pytorch.digests import crc32, hash64, xor64
 from numprobe.collect.pytorch.statistics import Statistics
 from numprobe.collect.pytorch.tensor_files import TensorWriter
-from numprobe.pytorch import seed_all
+from numprobe.pytorch import PrecisionDebugger, seed_all
 
 torch.set_num_threads(1)
 
@@ -199,6 +199,28 @@ def test_the_same_address_on_two_devices_is_two_tensors(tmp_path: Path):
     found, _ = training_step(tmp_path, "fake", level="L1")
     record = next(r for n, r in found.data.items() if n.startswith("Functional.linear"))
     assert record["input_args"][0]["stat_dtype"] == "float32"
+
+
+class Mixed(torch.nn.Module):
+    """Takes tensors of both, as models that keep tables on the host do; nothing but module calls is recorded."""
+
+    def forward(self, x: torch.Tensor, table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x * 2, table + 1
+
+
+def test_host_and_device_in_one_call(tmp_path: Path):
+    """Figures that are there at once and figures that are fetched at the flush meet in one record."""
+    x, table = torch.tensor([1.0, 2.0]).to("fake"), torch.tensor([3.0, 4.0])
+    model = torch.nn.ModuleDict({"mixed": Mixed()})
+    with PrecisionDebugger(dump_path=tmp_path, level="L0") as debugger:
+        debugger.start(model=model)
+        for _ in range(2):
+            model["mixed"](x, table)
+        debugger.stop()
+    for record in only(tmp_path).data.values():
+        given = [(t["Max"], t["Min"], t["stat_dtype"]) for t in record["input_args"]]
+        assert given == [(2.0, 1.0, "float32"), (4.0, 3.0, "float64")]
+        assert [t["Max"] for t in record["output"]] == [4.0, 5.0]
 
 
 def test_bfloat16_and_autocast(tmp_path: Path):
