@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -213,10 +214,53 @@ def test_over_http_with_a_token(dumps: Path, tmp_path: Path) -> None:
                 found = await call(client, "run_rl_consistency", **sides)
                 assert found["verdict"] == "difference_found"
 
-        asyncio.run(work())
+        port = int(address.rpartition(":")[2].partition("/")[0])
+        half = f"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nAuthorization: Bearer {token}\r\nContent-Length: 9\r\n\r\n{{"
+        with socket.create_connection(("127.0.0.1", port)) as slow:
+            slow.sendall(half.encode())
+            asyncio.run(work())  # nobody waits for the slow one
+            process.terminate()
+            process.wait(timeout=20)  # and it keeps nothing alive
     finally:
-        process.terminate()
+        process.kill()
         process.wait(timeout=20)
+
+
+def served(messages: list[dict[str, Any]], seconds: float = 20.0) -> tuple[list[bytes], int, int]:
+    """Bodies that the application got of a request in these messages, the status of the answer, and messages not read."""
+    from numprobe.agent.mcp.http import WithToken
+
+    got: list[bytes] = []
+    sent: list[dict[str, Any]] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        got.append((await receive())["body"])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def receive() -> dict[str, Any]:
+        if not messages:
+            await asyncio.sleep(60)
+        return messages.pop(0)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "headers": [(b"authorization", b"Bearer t")]}
+    asyncio.run(WithToken(app, "t", seconds)(scope, receive, send))
+    return got, sent[0]["status"] if sent else 0, len(messages)
+
+
+def test_bodies_of_any_size_and_speed() -> None:
+    from numprobe.agent.mcp.http import LARGEST
+
+    def part(body: bytes, *, more: bool = True) -> dict[str, Any]:
+        return {"type": "http.request", "body": body, "more_body": more}
+
+    assert served([part(b"a"), part(b""), part(b"b", more=False)]) == ([b"ab"], 200, 0)
+    assert served([part(b"x" * LARGEST), part(b"", more=False)]) == ([b"x" * LARGEST], 200, 0)
+    assert served([part(b"x" * (1 << 20))] * 100) == ([], 413, 100 - 5)  # the rest is not even read
+    assert served([part(b"a")], seconds=0.05) == ([], 408, 0)
+    assert served([part(b"a"), {"type": "http.disconnect"}]) == ([], 0, 0)
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:80", "example.org:80", "127.0.0.1:x", "127.0.0.1:99999", "::1"])
@@ -229,8 +273,6 @@ def test_only_this_machine_is_served(tmp_path: Path, address: str) -> None:
 
 
 def test_a_taken_port_is_one_clear_error(tmp_path: Path) -> None:
-    import socket
-
     from cli.shell import process
 
     with socket.socket() as taken:
