@@ -256,3 +256,12 @@ def test_grounding(text: str, unsupported: list[str]) -> None:
     assert checked.unsupported == unsupported
     assert checked.text.replace("⚠", "") == text
     assert checked.text.count("⚠") == len(unsupported)
+
+
+def test_what_a_model_was_given_is_kept_as_long_as_it_remembers() -> None:
+    from numprobe.agent.llm.brain import _latest
+
+    assert _latest([], 5) == []
+    assert _latest(["long enough"], 5) == ["long enough"]
+    assert _latest(["a" * 4, "b" * 3, "c" * 2], 5) == ["b" * 3, "c" * 2]
+    assert _latest(["a" * 4, "b" * 30, "c" * 2], 5) == ["c" * 2]

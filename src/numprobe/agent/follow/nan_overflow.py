@@ -276,20 +276,9 @@ class NanTeller(Figures):
             self.answer.known = False
             self.say("nan.confidence.none")
             return self.answer
-        mark = self.answer.cite(
-            "result.json sources[0].terms" if self.result.first else "result.json alternatives[0].terms"
-        )
-        level = self.text(f"confidence.{view.confidence_word(first.confidence)}")
-        self.say("answer.confidence", mark, value=f"{first.confidence:.2f}", level=level)
-        for term in first.terms:
-            self.answer.say(
-                [
-                    f"{numbers.signed(term.value)}  ",
-                    *CATALOGUE.pieces(self.lang, term.message.key, term.message.values),
-                ],
-                bullet=True,
-            )
-        return self.answer
+        place = "sources[0]" if self.result.first else "alternatives[0]"
+        level = view.confidence_word(first.confidence)
+        return self.tell_confidence(first.confidence, level, first.terms, place)
 
     def excluded(self) -> Answer:
         if not self.result.excluded:

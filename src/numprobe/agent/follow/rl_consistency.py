@@ -372,16 +372,7 @@ class RlTeller(Teller):
             self.answer.known = False
             self.say("rl.confidence.none")
             return self.answer
-        mark = self.answer.cite("result.json findings[0].terms")
-        self.say(
-            "answer.confidence",
-            mark,
-            value=f"{first.confidence:.2f}",
-            level=self.text(f"confidence.{view.level(first)}"),
-        )
-        for term in view.terms(first):
-            self.answer.say(f"{numbers.signed(term.value)}  {CATALOGUE.word(self.lang, term.message)}", bullet=True)
-        return self.answer
+        return self.tell_confidence(first.confidence, view.level(first), view.terms(first), "findings[0]")
 
     def filtered(self) -> Answer:
         """What was set aside: places within the arithmetic, ranks put together, modules without partner."""

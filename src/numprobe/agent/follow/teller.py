@@ -14,6 +14,7 @@ from numprobe.agent.follow.question import Question
 from numprobe.agent.follow.records import Records
 from numprobe.agent.messages import CATALOGUE
 from numprobe.agent.runs import FinishedRun
+from numprobe.report import numbers
 from numprobe.report.messages import Catalogue, Mark, Piece
 from numprobe.report.terminal import shortened
 
@@ -29,6 +30,15 @@ class Said(Protocol):
     def key(self) -> str: ...
     @property
     def values(self) -> Mapping[str, object]: ...
+
+
+class Term(Protocol):
+    """A part of a confidence."""
+
+    @property
+    def value(self) -> float: ...
+    @property
+    def message(self) -> Said: ...
 
 
 @dataclass
@@ -109,6 +119,15 @@ class Teller(ABC):
         self.say("answer.no_such_name" if near else "answer.no_such_name.at_all", names=shown)
         for name in near:
             self.answer.say([Mark("op", name)], bullet=True)
+        return self.answer
+
+    def tell_confidence(self, value: float, level: str, terms: Sequence[Term], place: str) -> Answer:
+        """The confidence of the first finding with its terms; ``place``: where in the result they stand."""
+        mark = self.answer.cite(f"result.json {place}.terms")
+        self.say("answer.confidence", mark, value=f"{value:.2f}", level=self.text(f"confidence.{level}"))
+        for term in terms:
+            said = self.words.pieces(self.lang, term.message.key, term.message.values)
+            self.answer.say([f"{numbers.signed(term.value)}  ", *said], bullet=True)
         return self.answer
 
     def files(self) -> Answer:

@@ -181,8 +181,9 @@ class Brain:
         )
 
     def _reply(self, text: str, given: list[str], runs: list[str], cut: str = "") -> Reply:
-        self._given += given
-        checked = check(text, self._given, self.mark)
+        known = [*self._given, *given]
+        self._given = _latest(known, self._room())
+        checked = check(text, known, self.mark)
         return Reply(checked.text, checked.unsupported, cut, runs=runs)
 
     def _room(self) -> int:
@@ -287,6 +288,16 @@ def _foreign(allowed: Allowed, given: list[str]) -> Tool[None]:
         return text
 
     return Tool.from_schema(use, allowed.name, allowed.description, allowed.schema)
+
+
+def _latest(texts: list[str], room: int) -> list[str]:
+    """The last texts that fit, one at least: what a model was given long ago it does not remember either."""
+    size = 0
+    for n, text in enumerate(reversed(texts)):
+        size += len(text)
+        if n and size > room:
+            return texts[-n:]
+    return texts
 
 
 def _kept(messages: list[ModelMessage], room: int) -> list[ModelMessage]:
