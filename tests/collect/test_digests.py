@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import zlib
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from numprobe.collect.pytorch import digests  # noqa: E402
-from numprobe.collect.pytorch.digests import crc32, crc32_later, hash64, xor64  # noqa: E402
+from numprobe.collect.pytorch.digests import combined_crc32, crc32, crc32_beside, crc32_later, hash64, xor64  # noqa: E402
 
 SAMPLES = Path(__file__).parents[1] / "data" / "interop" / "pytorch"
 MASK = (1 << 64) - 1
@@ -224,3 +225,28 @@ def test_the_crc_of_msprobe_of_the_same_values() -> None:
 def test_bfloat16_counts_as_its_bits() -> None:
     tensor = torch.tensor([1.0, -2.0], dtype=torch.bfloat16)
     assert crc32(tensor) == f"{zlib.crc32(np.array([0x3F80, 0xC000], dtype='<u2').tobytes()):08x}"
+
+
+@given(st.binary(max_size=300), st.binary(max_size=300))
+def test_the_crc_of_two_pieces(first: bytes, second: bytes):
+    found = combined_crc32(zlib.crc32(first), zlib.crc32(second), len(second))
+    assert found == zlib.crc32(first + second)
+
+
+@pytest.mark.parametrize("count", [0, 1, 10, (1 << 20) - 1, 1 << 20, 5_000_001])
+@pytest.mark.parametrize("threads_are_busy", [False, True])
+def test_the_crc_of_a_large_tensor_by_threads(monkeypatch: pytest.MonkeyPatch, count: int, threads_are_busy: bool):
+    """Threads and the caller share the parts: all of them, some or none are left to the caller."""
+    tensor = (torch.arange(count, dtype=torch.int64) * 77).to(torch.uint8)
+    wanted = f"{zlib.crc32(tensor.numpy().tobytes()):08x}"
+    released = threading.Event()
+    if threads_are_busy:
+        monkeypatch.setattr(digests, "_pool", digests._Pool())
+        for _ in range(os.cpu_count() or 1):
+            digests._pool.run(lambda _: released.wait(60), memoryview(b""))
+    try:
+        assert crc32_beside(tensor)() == wanted
+        sides = tensor[: count // 2 * 2].view(2, -1)
+        assert crc32_beside(sides.t())() == f"{zlib.crc32(sides.numpy().T.tobytes()):08x}"
+    finally:
+        released.set()

@@ -6,11 +6,13 @@ their bit patterns; the order of elements is that of indices, not of memory.
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import zlib
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -36,6 +38,8 @@ from numprobe.collect.pytorch.plain import (
 
 HELD_BYTES = 32 << 20  # copies that may wait for a thread; beyond, the caller computes
 _AT_ONCE = 1 << 20  # bytes whose CRC costs less than handing it to a thread
+_PART_BYTES = 4 << 20  # that a thread takes of a tensor of the host
+_Result = TypeVar("_Result")
 
 _arange = torch.arange
 _MASK = (1 << 64) - 1
@@ -66,13 +70,70 @@ def crc32(tensor: Tensor) -> str:
 def crc32_later(tensor: Tensor) -> str | Callable[[], str]:
     """:func:`crc32` of the values of now; of larger tensors of a device what waits for it, since a thread computes it.
 
-    Host tensors are done at once: to copy one for a thread and to wake that takes longer than its CRC.
+    Host tensors are done at once: to copy one for a thread and to wake that takes longer than its CRC (:func:`crc32_beside`).
     """
     plain = contiguous(data_of(tensor))
     size = numel(plain) * element_size(plain)
     if plain.is_cpu or size <= _AT_ONCE or not _pool.reserve(size):
         return f"{zlib.crc32(_buffer(plain)):08x}"
     return _pool.submit(_buffer(plain)).result
+
+
+def crc32_beside(tensor: Tensor) -> Callable[[], str]:
+    """:func:`crc32` by threads while the caller does something else with the tensor; what is returned helps and waits for them.
+
+    Nothing is copied: until it was called, the tensor must not change.
+    """
+    plain = tensor if is_contiguous(tensor) else contiguous(data_of(tensor))
+    size = numel(plain) * element_size(plain)
+    if size < _AT_ONCE or not plain.is_cpu or plain.is_neg() or plain.is_conj():
+        found = crc32(plain)
+        return lambda: found
+    data = memoryview(bytes_at(data_ptr(plain), size))
+    parts = [data[begin : begin + _PART_BYTES] for begin in range(0, size, _PART_BYTES)]
+    begun = [_pool.run(zlib.crc32, part) for part in parts]
+
+    def finish(keep: Tensor = plain) -> str:
+        mine = {i: zlib.crc32(parts[i]) for i in reversed(range(len(parts))) if begun[i].cancel()}
+        total = 0
+        for i, part in enumerate(parts):
+            total = combined_crc32(total, mine[i] if i in mine else begun[i].result(), len(part))
+        return f"{total:08x}"
+
+    return finish
+
+
+def combined_crc32(first: int, second: int, length: int) -> int:
+    """The CRC-32 of two pieces of data one after the other, of which the second has ``length`` bytes.
+
+    A CRC is a remainder modulo the polynomial P: that of the first piece times ``x**(8 * length)``, plus that of the second.
+    """
+    return _product(_power_of_x(length), first) ^ second
+
+
+_POLYNOMIAL = 0xEDB88320  # P without x**32; as in zlib's CRCs, the highest bit is the coefficient of 1
+
+
+def _product(a: int, b: int) -> int:
+    """The product of two polynomials modulo P."""
+    result = 0
+    for place in range(31, -1, -1):
+        if a >> place & 1:
+            result ^= b
+        b = b >> 1 ^ _POLYNOMIAL if b & 1 else b >> 1
+    return result
+
+
+@functools.lru_cache(maxsize=256)
+def _power_of_x(length: int) -> int:
+    """``x**(8 * length)`` modulo P, by squaring."""
+    result, square = 1 << 31, 1 << 23  # 1, x**8
+    while length:
+        if length & 1:
+            result = _product(result, square)
+        square = _product(square, square)
+        length >>= 1
+    return result
 
 
 def _buffer(tensor: Tensor) -> memoryview:
@@ -96,10 +157,14 @@ class _Pool:
             return True
 
     def submit(self, data: memoryview) -> Future[str]:
+        """The text of a CRC, for which :meth:`reserve` has made room."""
+        return self.run(self._crc32, data)
+
+    def run(self, work: Callable[[memoryview], _Result], data: memoryview) -> Future[_Result]:
         with self._lock:
             if self._executor is None:
                 self._executor = ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2), "numprobe-crc")
-            return self._executor.submit(self._crc32, data)
+            return self._executor.submit(work, data)
 
     def _crc32(self, data: memoryview) -> str:
         try:

@@ -138,17 +138,20 @@ class Statistics:
         """
         if not self._direct or type(tensor) not in PLAIN_TYPES or not tensor.is_cpu or modes_active():
             return False
+        digest = None
         try:
-            digest = None
             if self._md5:
                 if tensor.is_quantized:
                     return False
-                digest = None if holds_no_memory(tensor) else digests.crc32(tensor)
+                if not holds_no_memory(tensor):
+                    digest = digests.crc32_beside(tensor)
             _enter_on_host(record, tensor, self.counts)
         except Exception:  # sparse, nested, conjugated, freed, ...: the slower way knows them
+            if digest is not None:
+                digest()  # which waits until nothing reads the tensor any more
             return False
         if digest is not None and record["Max"] is not None:
-            record["md5"] = digest
+            record["md5"] = digest()
         return True
 
     def resolve(self) -> list[Record]:
