@@ -310,3 +310,17 @@ def test_a_quoted_path_is_found_whole(parts: list[str]) -> None:
     path = "./" + "/".join(parts)
     for text in (f'loss is NaN in "{path}", why?', f"数据在“{path}”里", f"see `{path}`"):
         assert read_sentence(text).paths == (path,)
+
+
+@pytest.mark.parametrize(
+    ("dump", "engine", "side"),
+    [
+        ("interop/engines/megatron", "megatron", "train"),
+        ("interop/engines/megatron_gelu", "megatron", "train"),
+        ("gloo/sequence_parallel", "engine", "train"),  # it has a backward pass
+        ("interop/pytorch/a_statistics_mix_2steps", "huggingface", "train"),
+    ],
+)
+def test_which_side_a_dump_is_of(dump: str, engine: str, side: str) -> None:
+    found = probe(str(Path(__file__).parents[1] / "data" / dump))
+    assert (found.engine, found.side) == (engine, side)

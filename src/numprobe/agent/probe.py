@@ -10,8 +10,10 @@ from pathlib import Path
 
 import msgspec
 
+from numprobe.align.roles.rules import standard_rules
 from numprobe.formats.dump import open_dump
 from numprobe.record.errors import NumprobeError
+from numprobe.record.names import FORWARD, parse_name
 from numprobe.report.run_folder import MANIFEST
 
 HEAD = 1 << 21  # bytes of a dump.json that are looked at
@@ -22,18 +24,6 @@ _HEADER = re.compile(rb'"(framework|task|level)"\s*:\s*"([^"\\]{0,40})"')
 _RECORD = re.compile(rb'"((?:Module|Cell)\.[^"\\]{1,400}\.(?:forward|backward|parameters_grad)\.?[0-9]*)"\s*:\s*[{\[]')
 _API = re.compile(rb'"[A-Z][A-Za-z]{1,20}\.[^"\\]{1,200}\.[0-9]+\.(?:forward|backward)"\s*:\s*\{')
 _DIGEST = re.compile(rb'"(?:md5|crc32|hash|xor)"\s*:\s*"')
-_ENGINES = (  # the first whose words are in the names of modules
-    ("sglang", re.compile(r"RadixAttention|SGLang|sglang")),
-    (
-        "vllm",
-        re.compile(
-            r"AscendQKVParallelLinear|Ascend\w+Linear|QKVParallelLinear|MergedColumnParallelLinear|LogitsProcessor"
-        ),
-    ),
-    ("megatron", re.compile(r"\.linear_(?:qkv|proj|fc1|fc2)\b|TE\w+Linear|self_attention\.core_attention")),
-    ("huggingface", re.compile(r"\.self_attn\.(?:q_proj|o_proj)\.Linear|\w+(?:DecoderLayer|ForCausalLM)\.")),
-)
-ROLLOUT, TRAIN = ("vllm", "sglang"), ("megatron", "huggingface")
 _RESULT_FILES = {
     "compare_table": re.compile(r"(?:compare_result|multi_step_compare_result).*\.(?:csv|xlsx)", re.IGNORECASE),
     "table": re.compile(r".*\.(?:csv|xlsx)", re.IGNORECASE),
@@ -47,7 +37,8 @@ class Probe:
     """What was found. ``kind``: dump | dumps (a folder of several, see ``inside``) | run (a run's folder) | compare_table |
     table | graph | trend | missing | unknown. ``problem`` is what :func:`open_dump` says of what it cannot open.
 
-    ``engine``: vllm, sglang, megatron, huggingface or empty, by the names of modules in the head of one rank.
+    ``engine``: a framework of ``align/roles/rules.json`` or empty, by the names of modules in the head of one rank; ``side``:
+    train, rollout or empty.
     """
 
     path: str
@@ -61,14 +52,10 @@ class Probe:
     apis: bool = False
     digests: bool = False
     engine: str = ""
+    side: str = ""
     skill: str = ""  # of a run
     inside: tuple[Probe, ...] = ()
     problem: NumprobeError | None = None
-
-    @property
-    def side(self) -> str:
-        """``train``, ``rollout`` or empty."""
-        return "rollout" if self.engine in ROLLOUT else "train" if self.engine in TRAIN else ""
 
 
 def probe(path: str) -> Probe:
@@ -122,7 +109,8 @@ def _dump(path: str) -> Probe:
 def _looked_at(found: Probe, head: bytes) -> Probe:
     said = {key.decode(): value.decode("utf-8", "replace") for key, value in _HEADER.findall(head[:4096])}
     names = [name.decode("utf-8", "replace") for name in _RECORD.findall(head)]
-    text = "\n".join(names)
+    modules = [op for name in names if (op := parse_name(name)).is_module]
+    engine, side = standard_rules().framework(f"{op.path.rpartition('.')[2]}.{op.api}" for op in modules)
     return replace(
         found,
         framework=said.get("framework", ""),
@@ -131,7 +119,8 @@ def _looked_at(found: Probe, head: bytes) -> Probe:
         modules=bool(names),
         apis=_API.search(head) is not None,
         digests=_DIGEST.search(head) is not None,
-        engine=next((engine for engine, pattern in _ENGINES if pattern.search(text)), ""),
+        engine=engine,
+        side="train" if any(op.direction != FORWARD for op in modules) else side,  # engines have no backward pass
     )
 
 

@@ -170,12 +170,6 @@ def _answered(run: FinishedRun, sql: str, most: int, seconds: float) -> Rows:
     return Rows(columns, rows, more)
 
 
-def tables(run: FinishedRun) -> dict[str, list[str]]:
-    """The tables that a query may name, with their columns."""
-    with _opened(run) as base:
-        return _tables(base)
-
-
 def _tables(base: duckdb.DuckDBPyConnection) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     rows = base.execute("SELECT table_name, column_name FROM information_schema.columns ORDER BY 1, ordinal_position")
@@ -250,16 +244,16 @@ def _load_rows(base: duckdb.DuckDBPyConnection, table: str, rows: list[dict[str,
         kinds.append(
             "DOUBLE" if number else "BOOLEAN" if values and all(isinstance(v, bool) for v in values) else "VARCHAR"
         )
-    quoted = [column.replace('"', '""') for column in columns]
-    base.execute(f'CREATE TABLE "{table}" ({", ".join(f"{_q(c)} {k}" for c, k in zip(quoted, kinds, strict=True))})')
+    typed = ", ".join(f"{_quoted(column)} {kind}" for column, kind in zip(columns, kinds, strict=True))
+    base.execute(f'CREATE TABLE "{table}" ({typed})')
     marks = ", ".join("?" * len(columns))
     base.executemany(
         f'INSERT INTO "{table}" VALUES ({marks})', [[_stored(row.get(c)) for c in columns] for row in rows]
     )
 
 
-def _q(name: str) -> str:
-    return f'"{name}"'
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
 
 
 def _stored(value: Any) -> Any:

@@ -211,4 +211,4 @@ def _told(found: Probe) -> dict[str, Any]:
     told = asdict(replace(found, problem=None, inside=()))
     for name in ("inside", "problem"):
         told.pop(name)
-    return {**told, "skills": skills, "side": found.side, "problem": str(found.problem) if found.problem else ""}
+    return {**told, "skills": skills, "problem": str(found.problem) if found.problem else ""}

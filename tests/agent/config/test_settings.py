@@ -205,6 +205,7 @@ WRONG = [
     (f'{QWEN}base_url = "http://[::1"', "llm.qwen.base_url"),
     (f'{QWEN}api_key_env = "MY KEY"', "llm.qwen.api_key_env"),
     (f'{QWEN}keyring = "numprobe"', "llm.qwen.keyring"),
+    ('[mcp.wiki]\nurl = "ftp://host/mcp"', 'url = "http://127.0.0.1:8123/mcp"'),
 ]
 
 
@@ -235,6 +236,12 @@ def test_a_wrong_value_is_told_with_a_right_one(text: str, key: str, tmp_path: P
 def test_an_alias_that_is_none(text: str, said: str, tmp_path: Path):
     write(tmp_path, text)
     refused(numprobe(tmp_path, "config", "show"), "E-SET-006", said)
+
+
+@pytest.mark.parametrize(("key", "near"), [("mpc", "mcp"), ("lnag", "lang"), ("llms", "llm")])
+def test_a_wrong_name_of_a_setting_is_told_with_the_one_like_it(key: str, near: str, tmp_path: Path):
+    write(tmp_path, f"[{key}.x]\n")
+    refused(numprobe(tmp_path, "config", "show"), "E-SET-003", f"write {near}")
 
 
 @pytest.mark.parametrize("text", ["lang = zh", "lang", "[llm", 'lang = "a', "a = 1\na = 2", "a = " + "[" * 5000])
@@ -292,6 +299,7 @@ def test_the_language_holds_for_every_command(tmp_path: Path):
         assert chinese(numprobe(tmp_path, *words).out), words
         assert not chinese(numprobe(tmp_path, *words, "--lang", "en").out), words
         assert not chinese(numprobe(tmp_path, *words, NUMPROBE_LANG="en").out), words
+    assert chinese(numprobe(tmp_path, "inspect", H, NUMPROBE_LANG="auto").out)  # what the file says
     assert chinese(numprobe(tmp_path, "inspect", "nowhere").err)
 
 

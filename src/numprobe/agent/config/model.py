@@ -77,6 +77,7 @@ EXAMPLES = {  # what an error shows of a key
     "provider": 'provider = "openai", "anthropic" or "google"',
     "model": 'model = "gpt-4o-mini"',
     "base_url": 'base_url = "http://127.0.0.1:8000/v1"',
+    "url": 'url = "http://127.0.0.1:8123/mcp"',
     "api_key_env": 'api_key_env = "MY_MODEL_KEY", the name of a variable',
     "keyring": 'keyring = "numprobe/my-model", service and user of an entry',
     "max_tokens": "max_tokens = 4096, or 0",

@@ -129,7 +129,7 @@ def configured_language(environ: Mapping[str, str] = os.environ) -> str | None:
         NumprobeError: E-SET-004 NUMPROBE_LANG is neither.
     """
     name = environ.get(VARIABLES["lang"], "")
-    if name:
+    if name and name != "auto":
         return str(checked("lang", Value(name, "environment", VARIABLES["lang"])).value)
     try:
         found = plain_document(config_file(environ))[0].get("lang")
@@ -171,7 +171,7 @@ def _of_file(document: Mapping[str, Any], where: str) -> Iterable[tuple[str, Val
         elif key in PLAIN:
             yield key, Value(content, "file", where)
         else:
-            raise _secret(key, where) if names_a_secret(key) else _unknown(key, where, [*PLAIN, "llm"])
+            raise _secret(key, where) if names_a_secret(key) else _unknown(key, where, [*PLAIN, "llm", "mcp"])
 
 
 def _servers(content: Any, where: str) -> dict[str, McpServer]:
@@ -297,7 +297,7 @@ def _check_url(key: str, url: str, where: str) -> None:
     if secret:
         raise _secret(key, where)
     if not fine:
-        raise wrong(key, "base_url", where)
+        raise wrong(key, _field(key), where)
 
 
 def _llm(alias: str, fields: Mapping[str, Any], values: Mapping[str, Value]) -> Llm:

@@ -29,7 +29,7 @@ def framework_of(calls: Calls, rules: Rules | None = None) -> Framework:
         for op in calls.ops
         if op.is_module and towers.isdisjoint(op.path.split("."))
     }
-    found = next(((n, side) for n, side, pattern in rules.frameworks if any(map(pattern.fullmatch, names))), ("", ""))
+    found = rules.framework(names)
     trains = any(phase in (BACKWARD, PARAMETERS_GRAD) for phase in calls.phase)
     return Framework(found[0], TRAIN if trains else found[1])
 

@@ -55,6 +55,12 @@ class Rules:
     matched: dict[tuple[bool, str], tuple[str, str] | None] = field(default_factory=dict, compare=False)
     laid_out: dict[str, str] = field(default_factory=dict, compare=False)
 
+    def framework(self, modules: Iterable[str]) -> tuple[str, str]:
+        """Name and side of the framework that alone has one of these modules (``linear_qkv.ColumnParallelLinear``); empty
+        where none tells."""
+        names = set(modules)
+        return next(((n, side) for n, side, pattern in self.frameworks if any(map(pattern.fullmatch, names))), ("", ""))
+
     def layout(self, path: str) -> str:
         """``grouped`` for ``layers.3.self_attention.linear_qkv``: how the parts of what is fused there lie in it."""
         name = path.rpartition(".")[2]
