@@ -12,6 +12,8 @@ import pytest
 from numprobe.agent.ask import Asked, Silent
 from numprobe.agent.chat.conversation import Conversation
 from numprobe.agent.follow.answering import CORRECTIONS, follow
+from numprobe.agent.follow.question import read_question
+from numprobe.agent.follow.reply import example, reply
 from numprobe.agent.runs import FinishedRun, load_run
 from numprobe.agent.sentence import read_sentence
 from numprobe.agent.skills.builtin import BUILTIN
@@ -88,3 +90,23 @@ def test_the_object_of_a_run_is_that_of_its_skill(which: str, request: pytest.Fi
     told = load_run(done.folder).told
     assert told == done.result
     assert (told["verdict"], told["out"]) == (run.result.verdict, (tmp_path / "again").as_posix())
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_the_question_that_is_proposed_has_an_answer(
+    nan_run: FinishedRun, rl_run: FinishedRun, compare_run: FinishedRun, tmp_path: Path, lang: str
+) -> None:
+    """Of runs with a finding, with all of it excluded, of a rank that received it, and of clean ones."""
+    shutil.copytree(nan_run.folder, tmp_path / "run")
+    asked = follow(tmp_path / "run", read_sentence("exclude npu_grouped_matmul and rerun"), Silent(), folder=tmp_path)
+    assert asked.run is not None
+    for name, dump, ranks in (
+        ("victim", nan_run.inputs["dump"], frozenset({3})),
+        ("clean", rl_run.inputs["train"], None),
+    ):
+        nan.run_to_folder(dump, NanOptions(ranks=ranks), tmp_path / name)
+    others = [load_run(folder) for folder in (asked.run, tmp_path / "victim", tmp_path / "clean")]
+    for run in (nan_run, rl_run, compare_run, *others):
+        answer = reply(run, read_question(example(run, lang)))
+        assert answer.known, (run.folder, example(run, lang))
+        assert answer.to_markdown()

@@ -56,8 +56,9 @@ class NanTeller(Figures):
             total = sum(item.count for item in excluded)
             shown = [item.op for item in excluded[:MOST_EXCLUDED]]
             mark = self.answer.cite("result.json excluded", self.rows(len(excluded)))
-            more = len(excluded) - len(shown) or None
-            self.say("nan.excluded.short", mark, count=total, ops=shown, more=more, bullet=bullet)
+            more = len(excluded) - len(shown)
+            key = "nan.excluded.short" if more else "nan.excluded.all"
+            self.say(key, mark, count=total, ops=shown, more=more or None, bullet=bullet)
 
     def reply(self, q: Question) -> Answer:
         if self.other_steps(q, self._answered):

@@ -33,7 +33,9 @@ def example(run: FinishedRun, lang: str) -> str:
     if isinstance(run.result, NanResult):
         dirty = [row.rank for row in run.result.ranks if row.role in ("victim", "relay") and row.rank is not None]
         others = dirty if run.result.first is not None else []  # without a source no rank is one, or all may be
-        return say(lang, "ask.example.nan_overflow", rank=others[0]) if others else say(lang, "ask.example.sure")
+        if others:
+            return say(lang, "ask.example.nan_overflow", rank=others[0])
+        return say(lang, "ask.example.sure" if run.result.sources or run.result.alternatives else "ask.example.confirm")
     return say(lang, f"ask.example.{run.skill}")
 
 
