@@ -173,3 +173,9 @@ def test_what_is_missing_does_not_break_the_page():
 )
 def test_language_from_the_locale(environ, encoding, lang):
     assert default_language(environ, encoding) == lang
+
+
+def test_names_are_listed_with_the_comma_of_the_language():
+    values = {"names": ["a.b", "c.d", "e"]}
+    assert AGENT.say("en", "compare.inside", **values) == "Inside a.b, c.d, e."
+    assert AGENT.say("zh", "compare.inside", **values) == "位于 a.b、c.d、e 之内。"

@@ -147,7 +147,8 @@ def _formatted(value: object, spec: str, look_up: Callable[[str], str]) -> list[
     """One piece; of a list of names one for each, so that each is broken, copied and shortened as a name."""
     if spec not in _MARKS or not isinstance(value, (list, tuple)):
         return [_format(value, spec, look_up)]
-    return [piece for n, one in enumerate(value) for piece in ([", "] if n else []) + [_format(one, spec, look_up)]]
+    between = look_up("list.numbers")
+    return [piece for n, one in enumerate(value) for piece in ([between] if n else []) + [_format(one, spec, look_up)]]
 
 
 def _format(value: object, spec: str, look_up: Callable[[str], str]) -> Piece:
