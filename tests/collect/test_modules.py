@@ -77,6 +77,10 @@ OUTPUTS: dict[str, tuple[Any, Any]] = {
     "object": (lambda x: object(), [None]),
     "set": (lambda x: {1, 2}, [None]),
     "text": (lambda x: "text", [{"type": "str", "value": "text"}]),
+    "text that UTF-8 has not": (
+        lambda x: {"k\udc80": "数\udc80"},
+        [{"k\\udc80": {"type": "str", "value": "数\\udc80"}}],
+    ),
 }
 
 
