@@ -72,7 +72,8 @@ def fit_ranks(
             found="of {unread} ranks nothing could be read: {reason}"
             if unread
             else "{target} and {golden} ranks, whose parameters are no parts of each other, or some of their group are missing",
-            do="give dumps of one model with all ranks of a group, whose tensors are cut alike where sequences or a batch are shared too",
+            do="give dumps of one model with all ranks of a group, whose tensors are cut alike where sequences or a batch are "
+            "shared too",
             target=len(one),
             golden=len(other),
             unread=len(unread),

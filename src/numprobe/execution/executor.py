@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from numprobe.execution.beside import can_fork, no_fork_warning, processors
+from numprobe.execution.beside import processors
 from numprobe.execution.memory import keep_freed_memory
 from numprobe.record.errors import NumprobeError
 
@@ -47,9 +47,8 @@ def process_pool(jobs: int) -> Executor:
         from concurrent.futures import ProcessPoolExecutor, as_completed
         from concurrent.futures.process import BrokenProcessPool
 
-        # Copies of this process begin at once; where it has threads, they come from a server that imported the task only.
-        methods = multiprocessing.get_all_start_methods()
-        method = "fork" if can_fork() else "forkserver" if "forkserver" in methods else "spawn"
+        # A forked child hangs once polars has run in the parent: workers come from a server that imported the task only.
+        method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
         context = multiprocessing.get_context(method)
         if method == "forkserver":
             context.set_forkserver_preload([task.__module__])
@@ -58,15 +57,14 @@ def process_pool(jobs: int) -> Executor:
         pool = ProcessPoolExecutor(min(jobs, len(items)) or 1, mp_context=context, initializer=_begin_worker)
         try:
             try:
-                with _main_unseen(), _undisturbed(), no_fork_warning():  # workers start when the pool is given work
+                with _main_unseen():  # the pool starts its workers while it is given work
                     futures = {pool.submit(_each, task, items[i : i + few]): i for i in range(0, len(items), few)}
             except (EOFError, ConnectionError):  # the server that they come from has ended
                 raise _ended("not started") from None
             workers = [p for p in multiprocessing.active_children() if p not in others]
             for future in as_completed(futures):
-                yield from enumerate(
-                    future.result(), futures.pop(future)
-                )  # popped: results are not kept until the last one
+                first = futures.pop(future)  # popped: results are not kept until the last one
+                yield from enumerate(future.result(), first)
         except BrokenProcessPool:
             pool.shutdown(wait=True, cancel_futures=True)
             raise _worker_died(workers) from None
@@ -83,11 +81,11 @@ def _each(task: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]
 def choose(jobs: int | None, items: int, size: int) -> Executor:
     """``jobs`` workers (default: one a core, up to 8); in this process where a pool would cost more than it saves.
 
-    ``size`` is the work in bytes: below 32 MB, with copies of this process 8 MB, the start of a pool is not earned back.
+    ``size`` is the work in bytes: below 32 MB the start of a pool (about 0.3 s) is not earned back.
     """
     keep_freed_memory()
     wanted = jobs if jobs is not None else min(processors(), 8)
-    if wanted <= 1 or items <= 1 or size < (8_000_000 if can_fork() else 32_000_000):
+    if wanted <= 1 or items <= 1 or size < 32_000_000:
         return inline
     return process_pool(wanted)
 
@@ -105,22 +103,6 @@ def _main_unseen() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = main
-
-
-_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Inside, signals wait: a copy of this process would take them for its own until it has begun."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _worker_died(workers: Sequence[BaseProcess]) -> NumprobeError:
@@ -153,9 +135,6 @@ def _begin_worker() -> None:
     for name in ("SIGINT", "SIGHUP"):  # sent to all processes of a terminal: the parent decides
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not what a copy has from its parent
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     keep_freed_memory()
     gc.disable()  # see memory.without_collector
