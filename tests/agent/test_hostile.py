@@ -346,7 +346,8 @@ LINES = [
 
 @pytest.mark.parametrize("line", LINES, ids=[repr(line[:12]) for line in LINES])
 def test_no_line_ends_a_conversation(nan_run: FinishedRun, tmp_path: Path, line: str) -> None:
-    text = f"/run {nan_run.folder}\n{line}\n/sessions\nis rank 6 the source?\n"
+    shutil.copytree(nan_run.folder, tmp_path / "run")  # /exclude keeps what it is given beside the run
+    text = f"/run {tmp_path / 'run'}\n{line}\n/sessions\nis rank 6 the source?\n"
     ran = subprocess.run(
         command("chat", "--trace", "t.jsonl"),
         cwd=tmp_path,
