@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from bisect import bisect_right
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,26 +19,32 @@ COLUMN, ROW = ("linear_qkv", "linear_fc1"), ("linear_proj", "linear_fc2")
 def split_over_ranks(folder: Path, out: Path, ranks: int, *, sequence_parallel: bool = False) -> Path:
     """Dumps of ``ranks`` ranks made of one of a single rank with task tensor. ``sequence_parallel``: norms and what the linears
     in front of the shards get are cut along the sequence."""
-    [source] = folder.rglob("dump.json")
-    content = json.loads(source.read_text())
+    return _split(
+        folder, out, ranks, lambda x, name, section, rank: _part(x, name, section, rank, ranks, sequence_parallel)
+    )
+
+
+def _split(folder: Path, out: Path, ranks: int, part: Callable[[Tensor, str, str, int], Tensor]) -> Path:
+    """The dump with every tensor replaced by ``part(tensor, record, section, rank)``, once for every rank."""
+    [file] = folder.rglob("dump.json")
+    source, content = file.parent, json.loads(file.read_text())
     for rank in range(ranks):
         place = out / "step0" / f"rank{rank}"
         (place / "dump_tensor_data").mkdir(parents=True)
         cut = json.loads(json.dumps(content))
         for name, record in cut["data"].items():
             for section, leaves in record.items():
-                for key, leaf in leaves.items() if isinstance(leaves, dict) else enumerate(leaves):
+                for leaf in leaves.values() if isinstance(leaves, dict) else leaves:
                     if isinstance(leaf, dict) and "data_name" in leaf:
-                        file = source.parent / "dump_tensor_data" / leaf["data_name"]
-                        whole = torch.load(file, weights_only=True).detach()
-                        part = _part(whole, name, section, str(key), rank, ranks, sequence_parallel).contiguous()
-                        torch.save(part, place / "dump_tensor_data" / leaf["data_name"])
-                        leaf.update(_figures(part))
+                        whole = torch.load(source / "dump_tensor_data" / leaf["data_name"], weights_only=True).detach()
+                        own = part(whole, name, section, rank).contiguous()
+                        torch.save(own, place / "dump_tensor_data" / leaf["data_name"])
+                        leaf.update(_figures(own))
         (place / "dump.json").write_text(json.dumps(cut))
     return out
 
 
-def _part(x: Tensor, name: str, section: str, key: str, rank: int, ranks: int, sequence_parallel: bool) -> Tensor:
+def _part(x: Tensor, name: str, section: str, rank: int, ranks: int, sequence_parallel: bool) -> Tensor:
     if not name.startswith("Module.") or not x.is_floating_point():
         return x
     module = name.split(".")[-4]
@@ -64,27 +71,15 @@ def _figures(x: Tensor) -> dict[str, Any]:
 def split_over_sequences(folder: Path, out: Path, ranks: int, length: int, *, zigzag: bool = True) -> Path:
     """As :func:`split_over_ranks`, of a context parallel group: everything that has tokens (a dimension of ``length``) is cut
     into two chunks a rank, the first and the last of which rank 0 has; or, not in ``zigzag``, into one."""
-    [source] = folder.rglob("dump.json")
-    content = json.loads(source.read_text())
-    for rank in range(ranks):
-        place = out / "step0" / f"rank{rank}"
-        (place / "dump_tensor_data").mkdir(parents=True)
-        cut = json.loads(json.dumps(content))
-        for record in cut["data"].values():
-            for section, leaves in record.items():
-                for leaf in leaves.values() if isinstance(leaves, dict) else leaves:
-                    if isinstance(leaf, dict) and "data_name" in leaf:
-                        x = torch.load(
-                            source.parent / "dump_tensor_data" / leaf["data_name"], weights_only=True
-                        ).detach()
-                        if section != "parameters" and length in x.shape:
-                            dim = x.shape.index(length)
-                            chunks = x.chunk(2 * ranks if zigzag else ranks, dim)
-                            x = torch.cat([chunks[rank], chunks[-1 - rank]], dim) if zigzag else chunks[rank]
-                        torch.save(x.contiguous(), place / "dump_tensor_data" / leaf["data_name"])
-                        leaf.update(_figures(x))
-        (place / "dump.json").write_text(json.dumps(cut))
-    return out
+
+    def part(x: Tensor, name: str, section: str, rank: int) -> Tensor:
+        if section == "parameters" or length not in x.shape:
+            return x
+        dim = x.shape.index(length)
+        chunks = x.chunk(2 * ranks if zigzag else ranks, dim)
+        return torch.cat([chunks[rank], chunks[-1 - rank]], dim) if zigzag else chunks[rank]
+
+    return _split(folder, out, ranks, part)
 
 
 def split_over_experts(folder: Path, out: Path, ranks: int, experts: int, *, grouped: bool = False) -> Path:

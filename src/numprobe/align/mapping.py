@@ -65,8 +65,9 @@ def naming_of(mapping: Mapping, target: Calls, golden: Calls) -> Naming:
 
 def _is_listed(calls: Calls) -> bool:
     """Was a list of one model recorded?"""
-    models = {model_of(op.path) for op in calls.ops if op.is_module}
-    return models == {0}
+    modules = (op for op in calls.ops if op.is_module)
+    first = next(modules, None)  # mostly it is of no list, and tells
+    return first is not None and model_of(first.path) == 0 and all(model_of(op.path) == 0 for op in modules)
 
 
 def in_a_list(path: str, kind: str) -> tuple[str, str]:

@@ -29,21 +29,14 @@ def processors() -> int:
 
 
 @contextmanager
-def no_fork_warning() -> Iterator[None]:
-    """Python warns of every thread; those of numpy's libraries do nothing meanwhile."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        yield
-
-
-@contextmanager
 def beside(task: Callable[[], Result]) -> Iterator[Callable[[], Result]]:
     """Inside, ``task`` runs in a copy of this process; the function that is given waits for what it returns (picklable).
 
     Where the other process fails, whatever the reason, ``task`` is done here, so that errors are raised where they are handled.
     """
     source, sink = os.pipe()
-    with no_fork_warning():
+    with warnings.catch_warnings():  # Python warns of every thread; those of numpy's libraries do nothing meanwhile
+        warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if not child:
         _work(task, source, sink)

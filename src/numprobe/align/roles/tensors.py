@@ -7,7 +7,6 @@ the same for weight, bias and activation and in all layers. Other layouts are ne
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -28,7 +27,7 @@ from numprobe.align.shards.tensor import Piece, joined
 from numprobe.formats.msprobe.values import ABSENT
 from numprobe.formats.tensors import TensorFile
 from numprobe.formats.tensors.tensor import c_strides
-from numprobe.metrics.stream import BLOCK, reading
+from numprobe.metrics.figures import figures_of
 from numprobe.record.errors import NumprobeError
 from numprobe.record.names import parse_name
 from numprobe.record.trace import INPUT, OUTPUT, PARAMETER
@@ -302,7 +301,7 @@ def _cut(tensors: RoleTensors) -> RoleSide:
             continue
         try:
             whole = tensors.assembled(row, tensors._opened)
-            numel[row], figures[row] = whole.numel, _figures(whole)
+            numel[row], figures[row] = whole.numel, figures_of(whole)
         except (Unfit, NumprobeError):
             numel[row], status[row] = 1, ABSENT
         size = None if status[row, 0] == ABSENT else (int(numel[row]),)
@@ -313,17 +312,6 @@ def _cut(tensors: RoleTensors) -> RoleSide:
     exact = {row: found for row, found in values.exact.items() if values.slots[values.slot[row]][0] == PARAMETER}
     table = replace(values, figures=figures, status=status, numel=numel, shapes=shapes, shape=shape, exact=exact)
     return replace(side, calls=replace(side.calls, values=table))
-
-
-def _figures(tensor: TensorFile) -> list[float]:
-    """Max, Min, Mean, Norm, block by block."""
-    highest, lowest, total, squares = -math.inf, math.inf, 0.0, 0.0
-    with reading(tensor) as read, np.errstate(all="ignore"):
-        for start in range(0, tensor.numel, BLOCK):
-            part = np.asarray(read(start, min(BLOCK, tensor.numel - start))).astype(np.float64)
-            highest, lowest = float(np.maximum(highest, part.max())), float(np.minimum(lowest, part.min()))
-            total, squares = total + float(part.sum()), squares + float(np.square(part).sum())
-    return [highest, lowest, total / tensor.numel, math.sqrt(squares) if squares == squares else math.nan]
 
 
 # --- which calls ------------------------------------------------------------------------------------------------------

@@ -97,7 +97,8 @@ def _order(calls: Calls, stage: int) -> list[tuple[_Key, int, int]]:
     """Where each record belongs, the model of the list that it is of, and its number: micro-batches one after the other, forward
     from the first stage to the last, backward from the last to the first. Calls outside of modules belong to the module that
     follows, in backward to the one before; those around the modules of all micro-batches to the last."""
-    owner, back = _outermost(calls), of_backward(calls)
+    owner = _outermost(calls)
+    back = _in_backward(calls, owner)
     for way, indices in ((False, range(len(owner) - 1, -1, -1)), (True, range(len(owner)))):
         near: OpName | None = None
         for i in indices:
@@ -125,8 +126,12 @@ def _outermost(calls: Calls) -> list[OpName | None]:
 def of_backward(calls: Calls) -> list[bool]:
     """Does a record belong to the backward pass? A forward call outside of modules does (a collective, say) that stands behind
     backward records, and not before a module's forward."""
+    return _in_backward(calls, _outermost(calls))
+
+
+def _in_backward(calls: Calls, outermost: Sequence[OpName | None]) -> list[bool]:
     back = [op.direction == BACKWARD for op in calls.ops]
-    loose = [not b and owner is None for b, owner in zip(back, _outermost(calls), strict=True)]
+    loose = [not b and owner is None for b, owner in zip(back, outermost, strict=True)]
     follows = False  # the next record that is not loose is one of forward
     ahead = []
     for b, free in zip(reversed(back), reversed(loose), strict=True):

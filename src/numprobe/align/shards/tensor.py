@@ -28,9 +28,7 @@ class Piece(NamedTuple):
     length: int
 
 
-ZIGZAG = (
-    0  # in the place of a number of groups: two chunks a part, the second ones the other way round (context parallel)
-)
+ZIGZAG = 0  # in the place of a number of groups: two chunks a part, the second ones in reverse (context parallel)
 
 
 def pieces(sizes: Sequence[int], full: int, groups: int = 1) -> tuple[Piece, ...]:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from numprobe.formats.tensors.tensor import unreadable
 from numprobe.record.errors import NumprobeError
 
 STATISTICS = "statistic.csv"
@@ -105,7 +106,7 @@ def _inside(folder: Path) -> list[Path]:
     try:
         return list(folder.iterdir())
     except OSError as error:
-        raise _unreadable(folder, error) from None
+        raise unreadable(folder, str(error)) from None
 
 
 def _rows(path: Path) -> list[list[str]]:
@@ -113,18 +114,7 @@ def _rows(path: Path) -> list[list[str]]:
         with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
             return list(csv.reader(file))
     except (OSError, csv.Error) as error:
-        raise _unreadable(path, error) from None
-
-
-def _unreadable(path: Path, error: Exception) -> NumprobeError:
-    return NumprobeError(
-        "E-FMT-010",
-        "{file} cannot be read: {reason}",
-        where=str(path),
-        do="check that the file exists and that you may read it",
-        file=path.name,
-        reason=str(error),
-    )
+        raise unreadable(path, str(error)) from None
 
 
 def _mapping(path: Path) -> Mapping[str, str]:

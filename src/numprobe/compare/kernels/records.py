@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from numprobe.compare.kernels.read import INPUT, Kernel, numbered, read_kernels
-from numprobe.formats.tensors import TensorFile, open_tensor
+from numprobe.formats.tensors import open_tensor
+from numprobe.metrics.figures import figures_of
 from numprobe.record.errors import NumprobeError
 from numprobe.report.run_folder import writing
 
 Leaf = dict[str, Any]
+FOUR = ("Max", "Min", "Mean", "Norm")
 
 
 def write_records(folders: Mapping[tuple[int, int], Sequence[Path]], out: Path) -> None:
@@ -70,28 +69,15 @@ def _records(kernels: Sequence[Kernel], root: Path) -> dict[str, object]:
 
 def _leaf(kernel: Kernel, root: Path) -> Leaf:
     if kernel.figures is not None:
-        figures = dict(zip(("Max", "Min", "Mean", "Norm"), kernel.figures, strict=True))
+        figures = dict(zip(FOUR, kernel.figures, strict=True))
         return {"type": "mindspore.Tensor", "dtype": kernel.dtype, "shape": list(kernel.shape or ()), **figures}
     leaf: Leaf = {"type": "mindspore.Tensor", "data_name": kernel.file.absolute().relative_to(root).as_posix()}
+    none = dict.fromkeys(FOUR)
     try:
         tensor = open_tensor(kernel.file)
-        figures = _figures(tensor)
+        figures = dict(zip(FOUR, figures_of(tensor), strict=True)) if tensor.numel else none
     except NumprobeError:  # told where it is compared
-        return {**leaf, "dtype": "Float32", "shape": None, "Max": None, "Min": None, "Mean": None, "Norm": None}
+        return {**leaf, "dtype": "Float32", "shape": None, **none}
     name = str(tensor.element)
     dtype = name.capitalize().replace("Uint", "UInt").replace("Bfloat", "BFloat")
     return {**leaf, "dtype": dtype, "shape": list(tensor.shape), **figures, "stat_dtype": "float64"}
-
-
-def _figures(tensor: TensorFile) -> dict[str, float | None]:
-    """Max, Min, Mean and Norm in float64; of complex numbers by their sizes."""
-    if not tensor.numel:
-        return {"Max": None, "Min": None, "Mean": None, "Norm": None}
-    high, low, total, squares = -math.inf, math.inf, 0.0, 0.0
-    with np.errstate(all="ignore"):
-        for block in tensor.blocks():
-            values = (np.abs(block) if block.dtype.kind == "c" else block).astype(np.float64)
-            high, low = float(np.maximum(high, values.max())), float(np.minimum(low, values.min()))
-            total += float(values.sum())
-            squares += float(np.dot(values, values))
-    return {"Max": high, "Min": low, "Mean": total / tensor.numel, "Norm": math.sqrt(squares)}
