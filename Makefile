@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 
 .PHONY: demo test coverage lint score bench interop docs clean
 
-$(VENV)/.ready: pyproject.toml
+$(VENV)/.ready: pyproject.toml hatch_build.py $(wildcard src/numprobe/native/*.[ch])
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --disable-pip-version-check -e .
 	@touch $@

@@ -45,6 +45,7 @@ from numprobe.collect.pytorch.plain import (
     to,
     view,
 )
+from numprobe.native import kernels
 
 Number: TypeAlias = "float | int | bool | None"
 Record: TypeAlias = "dict[str, object]"
@@ -66,6 +67,13 @@ _ONES = {np.dtype(kind): np.ones(_ROW, kind) for kind in (np.float32, np.float64
 # Magnitudes whose squares neither overflow nor lose digits when a row of them is added in that format.
 _SQUARES_FIT = {np.dtype(np.float32): (1e-12, 1e17), np.dtype(np.float64): (1e-140, 1e150)}
 _HALVES = frozenset({torch.float16, torch.bfloat16})
+# The compiled kernel looks at a tensor once, with one thread; torch looks three times, with all of its threads.
+_MANY_THREADS = 4
+_figures: Callable[[int, int, int], tuple[float, float, float, float] | None]
+_COMPILED: dict[torch.dtype, int] = {}
+if kernels is not None:
+    _figures = kernels.figures
+    _COMPILED = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _DEVICE_ROWS = 64  # row sums a tensor leaves on its device: 512 bytes
 _DEVICE_ROWS_FROM = 1 << 16
 
@@ -354,7 +362,15 @@ def _enter_on_host(record: Record, tensor: Tensor, counts: bool) -> None:
     Raises before anything is entered.
     """
     count, dtype = numel(tensor), tensor.dtype
-    if 0 < count <= _SMALL and tensor.ndim and not holds_no_memory(tensor):
+    kind = _COMPILED.get(dtype)
+    if kind is not None and count and (count <= _SMALL or torch.get_num_threads() < _MANY_THREADS):
+        if tensor.ndim and not holds_no_memory(tensor) and is_contiguous(tensor) and not tensor.is_neg():
+            found = _figures(data_ptr(tensor), count, kind)
+            if found is not None:
+                record["Max"], record["Min"], record["Mean"], record["Norm"] = found
+                record["stat_dtype"] = "float64"
+                return
+    elif 0 < count <= _SMALL and tensor.ndim and not holds_no_memory(tensor):
         values = _float(data_of(tensor)) if dtype in _HALVES else tensor  # to be kept while the array is looked at
         if values is not tensor or dtype is torch.float32:
             plain = is_contiguous(values) and not values.is_neg()
