@@ -241,6 +241,19 @@ def test_the_first_difference_in_other_modes(mode: str, tmp_path: Path) -> None:
     assert ("NPU MD5" if mode == "md5" else "NPU max") in shown
 
 
+@pytest.mark.parametrize("record", [True, None, {}, [], {"input_args": [], "output": []}])
+def test_the_first_difference_is_a_record_without_values(record: object, tmp_path: Path) -> None:
+    one = tmp_path / "target" / "step0" / "rank0" / "dump.json"
+    shutil.copytree(RANKS / "golden/step0/rank0", one.parent)
+    written = json.loads(one.read_text(encoding="utf-8"))
+    op = next(name for name in written["data"] if name.startswith("Functional."))
+    written["data"][op] = record
+    one.write_text(json.dumps(written), encoding="utf-8")
+    assert compare(tmp_path, one, RANKS / "golden/step0/rank0/dump.json", "-da").code == 1
+    ((first,),) = report(tmp_path / "out").values()
+    assert (first["op_name"], first["data_info"]) == (op, {"input": {}, "output": {}})
+
+
 def test_no_difference_is_no_report(tmp_path: Path) -> None:
     same = RANKS / "golden/step0"
     ran = compare(tmp_path, same, same, "-da")

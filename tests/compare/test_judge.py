@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from numprobe.compare.exact import is_number
 from numprobe.compare.messages import say
 from numprobe.compare.page.view import sentence
 from numprobe.compare.result import CompareResult, Finding
@@ -32,10 +33,15 @@ def only(result: CompareResult) -> Finding:
     return finding
 
 
-@pytest.mark.parametrize("instead", [[None], []])
+NUMBER = {"type": "float", "value": 1.5}
+
+
+@pytest.mark.parametrize("instead", [[None], [], [NUMBER], [[1, 2]], 1.5, "text", {"loss": None}])
 @pytest.mark.parametrize("side", ["target", "golden"])
-def test_an_output_that_one_side_lacks(tmp_path: Path, instead: list[object], side: str) -> None:
-    whole, lacking = ({"Torch.f.0.forward": call([tensor(A)], outputs)} for outputs in ([tensor(B)], instead))
+def test_an_output_that_one_side_lacks(tmp_path: Path, instead: object, side: str) -> None:
+    whole, lacking = (
+        {"Torch.f.0.forward": {**call([tensor(A)], []), "output": outputs}} for outputs in ([tensor(B)], instead)
+    )
     result = both(tmp_path, *((lacking, whole) if side == "target" else (whole, lacking)))
     finding = only(result)
     assert (finding.cause, finding.reason, finding.severity) == ("layout", "kind", "error")
@@ -52,6 +58,37 @@ def test_an_output_beside_others_is_a_warning_once(tmp_path: Path, instead: list
     finding = only(result)
     assert (finding.reason, finding.severity, finding.slot) == ("kind", "warning", "output.1")
     assert result.verdict == "pass"
+
+
+@pytest.mark.parametrize("role", ["input_args", "output"])
+@pytest.mark.parametrize(
+    ("of_tensor", "plain", "same"), [(1.5, 1.5, True), (1.5, 2.5, False), (2.0, 2, True), (1.0, True, True)]
+)
+def test_a_tensor_of_one_number_and_that_number(
+    tmp_path: Path, role: str, of_tensor: float, plain: float, same: bool
+) -> None:
+    """The loss of an auxiliary task, a scale: one version makes a tensor of it, another leaves it a number."""
+    sides = []
+    for leaf in (tensor(np.array(of_tensor)), {"type": type(plain).__name__, "value": plain}):
+        record = call([tensor(A)], [tensor(B)])
+        sides.append({"Torch.e.0.forward": call([tensor(A)], [tensor(A)]), "Torch.f.0.forward": record})
+        sides[-1]["Torch.f.0.forward"] = {**record, role: [*record[role], leaf]}  # type: ignore[misc]
+    reasons = {f.reason for f in both(tmp_path, *sides).findings}
+    assert reasons == (set() if same else {"kind"})
+
+
+@pytest.mark.parametrize(
+    ("dtype", "plain", "same"),
+    [("bf16", 0.1, True), ("bf16", 0.102, False), ("fp32", 0.1, True), ("int64", 0.1, False)],
+)
+def test_a_number_that_the_dtype_rounds(dtype: str, plain: float, same: bool) -> None:
+    rounded = {"bf16": 0.10009765625, "fp32": 0.10000000149011612, "int64": 0.0}
+    assert is_number(plain, rounded[dtype], dtype) is same
+
+
+@pytest.mark.parametrize("plain", ["text", None, [1], {}])
+def test_what_is_no_number_is_not_that_of_a_tensor(plain: object) -> None:
+    assert not is_number(plain, 1.0, "fp32")
 
 
 @pytest.mark.parametrize("other", [tensor(np.zeros((4, 8))), None])

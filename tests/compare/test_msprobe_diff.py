@@ -24,16 +24,16 @@ STAMP = "20260101000000"
 IGNORED = ("Torch.empty", "Torch.fill", "Tensor.__setitem__")
 
 
-def first_of_every_rank(ranks: Mapping[str, Sequence[Row]], mode: Mode) -> dict[str, list[list[Row]]]:
+def first_of_every_rank(ranks: Mapping[str, Sequence[Row]], mode: Mode) -> dict[str, dict[str, list[Row]]]:
     """msProbe's first stage: of what comes before communication, the first operator that differs."""
-    chosen: dict[str, list[list[Row]]] = {}
+    chosen: dict[str, dict[str, list[Row]]] = {}
     for key, rows in ranks.items():
         for op, group in groupby(rows, key=lambda row: row.op):
             of_op = list(group)
             if op.startswith("Distributed."):
                 break
             if any(differs(row, mode) for row in of_op) and not op.startswith(IGNORED):
-                chosen[key] = [of_op]
+                chosen[key] = {op: of_op}
                 break
     return chosen
 
@@ -132,7 +132,7 @@ def test_the_choice_is_the_callers(tmp_path: Path) -> None:
     """Also a later operator, of one rank only."""
     rows = our_rows(*(INTEROP / "ranks" / side / "step0" / "rank1" for side in ("target", "golden")), Mode.STATISTICS)
     zero = [row for row in rows if row.op == "Functional.zero.0.forward"]
-    report = write_first(tmp_path, {"rank1": [zero]}, Mode.STATISTICS)
+    report = write_first(tmp_path, {"rank1": {zero[0].op: zero}}, Mode.STATISTICS)
     found = json.loads(report.read_text(encoding="utf-8"))
     assert [entry["op_name"] for entry in found["rank_1"]] == ["Functional.zero.0.forward"]
     assert list(found["rank_1"][0]["data_info"]["output"]) == ["Functional.zero.0.forward.output.0"]

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from numprobe.record.dtypes import float_format
 from numprobe.record.nonfinite import number
 
 _PLACES = ("dtype", "device", "memory_format", "ProcessGroup")
@@ -34,6 +35,14 @@ def _near(a: object, b: object) -> bool:
         return False
     x, y = number(a), number(b)  # integers beyond every float are infinite
     return x is not None and y is not None and (math.isclose(x, y, rel_tol=1e-6) or (x != x and y != y))
+
+
+def is_number(plain: object, element: float, dtype: str) -> bool:
+    """Is the only element of a tensor of this dtype the number that a plain value is, as that dtype can hold it?"""
+    known = float_format(dtype)
+    value = number(plain)
+    rounding = 2.0**-known.p if known else 0.0
+    return value is not None and (math.isclose(value, element, rel_tol=max(rounding, 1e-6)) or equal(value, element))
 
 
 class Digest(NamedTuple):

@@ -266,13 +266,13 @@ def _reason(book: Ledger, call: _Call, out: int) -> str:
 
 
 def _one_sided(book: Ledger, call: _Call, out: int) -> None:
-    """An output that is a tensor on one side, and missing or None on the other. A gradient of zeros may as well be None."""
+    """An output that is a tensor on one side, and missing, None or a plain value on the other."""
     book.verdict[out] = INCOMPARABLE if book.both(out) else UNMATCHED
     recomputed = book.target.phase[book.records.target[call.pair]] == RECOMPUTE  # it may end early
     if recomputed or call.source >= 0 or book.first_flip < call.pair or not book.lacks_tensor(out):
         return
     others = [r for r in book.rows(call.pair) if book.role[r] == book.role[out] and r != out]
-    if any(not book.both(r) and book.side_of(r) != book.side_of(out) for r in others):
+    if any(not book.both(r) and book.side_of(r) != book.side_of(out) and book.is_tensor(r) for r in others):
         return  # other names for what may be the same
     ended = _ended_gradient(book)
     if call.backward and ended >= 0:

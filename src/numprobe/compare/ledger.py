@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from numprobe.align.calls import Calls
 from numprobe.align.leaves import LeafPairs
 from numprobe.align.records import RecordPairs
+from numprobe.compare.exact import is_number
 from numprobe.compare.expected import ERROR, FOREIGN, WARNING, Expectation, Listed, single
 from numprobe.compare.measure import DIGEST, FLOAT, INTEGER, NOTHING, REASON, Measures, weak_digests
 from numprobe.formats.msprobe.values import GIVEN, ValueTable
@@ -154,12 +155,18 @@ class Ledger:
         return any(v.kinds[v.kind[i]][1] for v, i in self._values(row))
 
     def lacks_tensor(self, row: int) -> bool:
-        """Is this a tensor, not of zeros, on one side, and None or nothing on the other?"""
+        """Is this a tensor on one side, and on the other nothing, None or a plain value? Zeros may as well be None, and a single
+        number be that number."""
         sides = self._values(row)
         tensors = [(v, i) for v, i in sides if v.kinds[v.kind[i]][1]]
-        if len(tensors) != 1 or any(v.scalars.get(i) is not None for v, i in sides):
+        if len(tensors) != 1:
             return False
         values, i = tensors[0]
+        plain = next((v.scalars.get(j) for v, j in sides if v is not values), None)
+        if plain is not None:
+            return values.numel[i] != 1 or not is_number(
+                plain, float(values.figures[i, 0]), values.kinds[values.kind[i]][2]
+            )
         return values.numel[i] != 0 and bool((values.figures[i, :2] != 0).any())
 
     def has_other_shape(self, row: int) -> bool:

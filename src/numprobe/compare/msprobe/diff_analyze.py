@@ -51,17 +51,21 @@ def _states(rows: Iterable[Row], mode: Mode, stack: bool) -> Iterator[tuple[str,
             yield op, {"is_same": same, "op_items": [item_entry(row, mode, stack=stack) for row in of_op]}
 
 
-def write_first(folder: Path, first: Mapping[str, Sequence[Sequence[Row]]], mode: Mode) -> Path:
+def write_first(folder: Path, first: Mapping[str, Mapping[str, Sequence[Row]]], mode: Mode) -> Path:
     """Write ``diff_analyze_<ns>.json``.
 
     Args:
-        first: rank key (``rank3``) -> the operators that come first there, each as its rows.
+        first: rank key (``rank3``) -> the operators that come first there, each by name with its rows: none, where the target's
+            record has no values.
 
     Raises:
         NumprobeError: E-OUT-002 it cannot be written.
     """
     path = folder / f"diff_analyze_{time.time_ns()}.json"
-    report = {_report_key(key): [_reported(rows, mode) for rows in operators] for key, operators in first.items()}
+    report = {
+        _report_key(key): [_reported(op, rows, mode) for op, rows in operators.items()]
+        for key, operators in first.items()
+    }
     with new_text(path) as file:
         json.dump(report, file, indent=2)
     return path
@@ -110,7 +114,7 @@ def _verdict(row: Row, mode: Mode) -> tuple[str, str]:
     return (NOT_APPLICABLE, _NO_PARTNER + grad) if row.golden is None else ("", grad)
 
 
-def _reported(rows: Sequence[Row], mode: Mode) -> dict[str, Any]:
+def _reported(op: str, rows: Sequence[Row], mode: Mode) -> dict[str, Any]:
     """What is said of one operator."""
     shown = CHECKSUMS[:1] if mode is Mode.MD5 else STATISTICS[:4]
     info: dict[str, dict[str, Any]] = {INPUT: {}, OUTPUT: {}}
@@ -119,8 +123,8 @@ def _reported(rows: Sequence[Row], mode: Mode) -> dict[str, Any]:
             entry = item_entry(row, mode, stack=True)
             figures = {column: entry[column] for column in (*shown, "NPU P2POp peer")}
             info[row.target.state][entry[BASIC[0]]] = figures
-    stack = rows[0].stack
-    return {"op_name": rows[0].op, "data_info": info, "stack_info": list(stack) if stack else None}
+    stack = rows[0].stack if rows else None
+    return {"op_name": op, "data_info": info, "stack_info": list(stack) if stack else None}
 
 
 def _report_key(key: str) -> str:

@@ -175,17 +175,17 @@ def write_first_diff(result: CompareResult, compat: Compat, one: Dump, other: Du
     with writing(compat.folder):
         for old in compat.folder.glob("diff_analyze_*.json"):
             old.unlink()
-    first = next((f for f in result.findings if f.op is not None and f.severity == "error"), None)
-    if first is None:
+    first = next((f for f in result.findings if f.severity == "error" and f.op is not None), None)
+    if first is None or first.op is None:
         return None
-    found: dict[str, list[list[Row]]] = {}
+    found: dict[str, dict[str, list[Row]]] = {}
     mode = Mode.STATISTICS
     for pair in result.ranks:
         if pair.step == first.step and pair.target in first.rank_keys:
             target, golden = _rank(one, pair.step, pair.target), _rank(other, pair.step, pair.golden)
             if target is not None and golden is not None:
                 of_rank, mode = _record_rows(first, target, golden)
-                found[compat.key(target.place)] = [of_rank]
+                found[compat.key(target.place)] = {first.op: of_rank}
     return write_first(compat.folder, found, mode) if found else None
 
 
