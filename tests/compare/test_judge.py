@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,8 +11,14 @@ import pytest
 
 from numprobe.compare.exact import is_number
 from numprobe.compare.messages import say
-from numprobe.compare.page.view import sentence
+from numprobe.compare.page.html import render_html
+from numprobe.compare.page.markdown import render_markdown
+from numprobe.compare.page.screen import render_terminal
+from numprobe.compare.page.view import next_steps, sentence
 from numprobe.compare.result import CompareResult, Finding
+from numprobe.compare.run import CompareOptions, compare
+from numprobe.compare.table import read_parquet
+from numprobe.report.terminal import Style
 
 from .written import Entry, call, compared, tensor, write
 
@@ -169,6 +176,9 @@ def test_a_call_of_integers_on_one_side_is_no_other_input(tmp_path: Path, side: 
     finding = only(both(tmp_path, *((more, less) if side == "target" else (less, more))))
     reason = "operator_extra" if side == "target" else "operator_missing"
     assert (finding.cause, finding.reason, finding.op) == ("introduced", reason, "Functional.embedding.0.forward")
+    alone, none = (finding.extra, finding.missing) if side == "target" else (finding.missing, finding.extra)
+    assert alone is not None
+    assert (alone.op, none) == ("Tensor.__add__.0.forward", None)
     other = {"Functional.embedding.0.forward": call([tensor(TOKENS + 9, "torch.int64"), tensor(C)], [tensor(B)])}
     assert only(both(tmp_path / "other", other, less)).cause == "input"
 
@@ -186,3 +196,59 @@ def test_what_alone_is_a_warning_is_an_error_beside_another_argument_or_call(tmp
     errors = [f for f in result.findings if f.severity == "error"]
     assert [(f.cause, f.op) for f in errors] == [("introduced", "Torch.mul.0.forward")] * bool(beside)
     assert [f.reason for f in errors] == ["argument"] * (beside == "argument") + [""] * (beside == "extra")
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+@pytest.mark.parametrize("side", ["target", "golden"])
+def test_a_call_of_one_side_alone_is_told_with_its_own_line_and_module(tmp_path: Path, side: str, lang: str) -> None:
+    """Not only with those of the next call, which shows it: that may be in another module."""
+    block, inner = "Module.block.Block.forward.0", "Module.block.down.Linear.forward.0"
+    lines = {
+        "Tensor.__mul__.0.forward": "line 12, in forward, h = h * 2",
+        "Functional.linear.0.forward": "line 13, in forward, d(h)",
+    }
+    parents = {"Tensor.__mul__.0.forward": block, "Functional.linear.0.forward": inner, inner: block, block: None}
+
+    def records(times: float) -> dict[str, Entry]:
+        linear = call([tensor(A * times), tensor(C)], [tensor(B * times)])
+        add = {"Tensor.__mul__.0.forward": call([tensor(A), {"type": "int", "value": 2}], [tensor(A * 2)])}
+        outer = call([tensor(A)], [tensor(B * times)])
+        return {**(add if times == 2 else {}), "Functional.linear.0.forward": linear, inner: linear, block: outer}
+
+    factors = (2, 1) if side == "target" else (1, 2)
+    folders = []
+    for name, times in zip("tg", factors, strict=True):
+        step = write(tmp_path / name, records(times), {k: v for k, v in parents.items() if k in records(times)})
+        stacks = {record: [f"File /home/me/model.py, {line}"] for record, line in lines.items()}
+        (step / "rank0" / "stack.json").write_text(json.dumps(stacks))
+        folders.append(step)
+    result = compared(*folders)
+    [said] = next_steps(result)
+    assert said.values == {"module": "block"}
+    label = {"en": ("extra", "missing"), "zh": ("多出", "缺少")}[lang][side == "golden"]
+    line = next(text for text in render_terminal(result, lang, Style(), "r").splitlines() if "model.py:12" in text)
+    assert line.split() == [label, "me/model.py:12", "forward:", "h", "=", "h", "*", "2"]
+    assert f"- {label}: `Tensor.__mul__.0.forward`, `me/model.py:12 forward: h = h * 2`" in render_markdown(
+        result, lang
+    )
+    assert "model.py:12" in render_html(result, lang).replace("<wbr>", "")
+
+
+@pytest.mark.parametrize("digests", [False, True])
+def test_table_and_finding_give_one_error_for_one_pair(tmp_path: Path, digests: bool) -> None:
+    """What the figures differ by: a tenth. The estimate of a scattered error with such a norm is larger."""
+    long = RANDOM.standard_normal(4096)
+
+    def written(name: str, times: float) -> Path:
+        own = {"md5": name} if digests else {}
+        same = {"md5": "same"} if digests else {}
+        entry = call([tensor(long, **same)], [tensor(long * times, **own)])
+        return write(tmp_path / name, {"Torch.f.0.forward": entry}, summary_mode="md5" if digests else "statistics")
+
+    options = CompareOptions(use_cache=False, jobs=1)
+    run = compare(written("t", 1.1), written("g", 1.0), options, parts=tmp_path)
+    finding = only(run.result)
+    [part] = run.parts
+    rows = {row["path"]: row["error"] for row in read_parquet(part).to_dicts()}
+    assert rows == {leaf.path: leaf.error for leaf in finding.leaves}
+    assert rows["output.0"] == finding.error == pytest.approx(0.1)

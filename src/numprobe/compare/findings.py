@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from numprobe.align.calls import Calls
 from numprobe.align.shards.joined import JoinedCalls
@@ -13,7 +14,7 @@ from numprobe.compare import result as data
 from numprobe.compare.blame import blamed
 from numprobe.compare.expected import WARNING
 from numprobe.compare.ledger import Finding
-from numprobe.compare.measure import REASONS
+from numprobe.compare.measure import DIGEST, REASONS
 from numprobe.formats.dump import RankDump
 from numprobe.metrics.gains import PARAMETER_SLOTS
 from numprobe.metrics.permutation import find_layouts
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
     from numprobe.compare.rank import Compared
 
 
-def finding_of(compared: Compared, found: Finding) -> data.Finding:
-    """A finding with everything that a reader needs to check it."""
+def finding_of(compared: Compared, found: Finding, errors: NDArray[np.float64]) -> data.Finding:
+    """A finding with everything that a reader needs to check it; ``errors`` by row are those of :func:`apart`."""
     target, golden, pair, row = compared.target, compared.golden, found.pair, found.row
     t, g = compared.records.target[pair], compared.records.golden[pair]
     calls, i = (target, t) if t >= 0 else (golden, g)
@@ -53,15 +54,17 @@ def finding_of(compared: Compared, found: Finding) -> data.Finding:
         phase=calls.phase[i],
         layer=next((layer for n in [calls.ops[i].name, *inside] if (layer := _layer(n)) is not None), None),
         rho=number(found.rho),
-        error=number(_apart(compared, row, found.cause == "parameter")) if len(rows) else None,
+        error=number(errors[row]) if len(rows) else None,
         expected=number(judged.expected[row]) if len(rows) else None,
         after=_name(compared, found.after)[0] if found.after is not None and found.after >= 0 else None,
         parameter=_parameter(compared, row, inside) if found.cause == "parameter" else "",
+        extra=_alone(compared, found, "target"),
+        missing=_alone(compared, found, "golden"),
         only_target=[name for name, side in names if side == "target"],
         only_golden=[name for name, side in names if side == "golden"],
         inside=inside,
-        stack=list(dump.stacks.get(_with_stack(parse_name(dump.index.names[k]))) or [])[:12],
-        leaves=[_leaf(compared, r) for r in rows],
+        stack=_stack(dump, k),
+        leaves=[_leaf(compared, r, errors[r]) for r in rows],
         consequences=found.consequences,
         target_place=_place((dump, k), compared.task.target_root) if t >= 0 else None,
         golden_place=_place(golden.recorded(g), compared.task.golden_root) if g >= 0 else None,
@@ -69,15 +72,15 @@ def finding_of(compared: Compared, found: Finding) -> data.Finding:
     )
 
 
-def _apart(compared: Compared, row: int, parameter: bool = False) -> float:
-    """The relative error of a row as a reader would work it out: measured, or what the figures differ by where that alone is more
-    than was expected. Else the estimate from them. Figures of a parameter show a cast or another tensor, nothing to estimate."""
-    m = compared.measures
-    expected = compared.judgement.expected[row]
-    plain = float(np.fmax(m.d_norm[row], m.d_extreme[row]))
-    if not m.from_tensors[row] and (parameter or plain > WARNING * expected):
-        return plain
-    return float(m.error[row])
+def apart(compared: Compared) -> NDArray[np.float64]:
+    """The relative error of every row as a reader would work it out: measured, or what the figures differ by where that alone is
+    more than was expected. Else the estimate from them. Figures of a parameter show a cast or another tensor, and behind unequal
+    digests nothing is expected: there is nothing to estimate."""
+    m, expected = compared.measures, np.array(compared.judgement.expected, np.float64)
+    parameter = np.fromiter((status == "parameter" for status in compared.judgement.status), bool, len(m))
+    plain = np.fmax(m.d_norm, m.d_extreme)
+    read_off = parameter | (m.by == DIGEST) | (plain > WARNING * expected)
+    return np.where(~m.from_tensors & read_off, plain, m.error)
 
 
 def _layout(compared: Compared, row: int) -> str:
@@ -105,6 +108,24 @@ def _layer(name: str) -> int | None:
 def _with_stack(op: OpName) -> str:
     """Stacks are recorded for forward calls only."""
     return op.name.replace(".backward", ".forward") if op.direction != FORWARD else op.name
+
+
+def _stack(dump: RankDump, k: int) -> list[str]:
+    """The frames of a record, innermost first."""
+    return list(dump.stacks.get(_with_stack(parse_name(dump.index.names[k]))) or [])[:12]
+
+
+def _alone(compared: Compared, found: Finding, side: str) -> data.Call | None:
+    """The first call of a gap that ``side`` alone has, and where it is made."""
+    calls = compared.target if side == "target" else compared.golden
+    records = compared.records.target if side == "target" else compared.records.golden
+    if found.reason not in data.GAPS:
+        return None
+    for pair in found.unmatched:
+        if _name(compared, pair)[1] == side:
+            dump, k = calls.recorded(records[pair])
+            return data.Call(dump.index.names[k], calls.inside(records[pair]), _stack(dump, k))
+    return None
 
 
 def _name(compared: Compared, pair: int) -> tuple[str, str]:
@@ -189,7 +210,7 @@ def _place(where: tuple[RankDump, int], root: Path | None) -> data.Place:
     return data.Place(file.as_posix(), begin, end - begin)
 
 
-def _leaf(compared: Compared, row: int) -> data.Leaf:
+def _leaf(compared: Compared, row: int, error: float) -> data.Leaf:
     judged, m = compared.judgement, compared.measures
     role, path = _slot(compared, row)
     details = m.details.get(row)
@@ -201,7 +222,7 @@ def _leaf(compared: Compared, row: int) -> data.Leaf:
         judged.verdict[row],
         judged.status[row],
         REASONS[m.reason[row]],
-        number(_apart(compared, row, judged.status[row] == "parameter")),
+        number(error),
         number(judged.expected[row]),
         number(judged.rho[row]),
         bool(m.from_tensors[row]),
@@ -231,4 +252,4 @@ def _side(calls: Calls, row: int) -> data.Side | None:
 
 
 def number(value: float) -> float | None:
-    return None if value != value else value
+    return None if value != value else float(value)

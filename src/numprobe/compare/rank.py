@@ -21,7 +21,7 @@ from numprobe.align.shards.unit import Unit, read_unit
 from numprobe.align.unknown import Unknown, unknown_names
 from numprobe.compare import result as data
 from numprobe.compare.expected import Allowed, detection_limit
-from numprobe.compare.findings import finding_of, number
+from numprobe.compare.findings import apart, finding_of, number
 from numprobe.compare.judge import Judgement, judge
 from numprobe.compare.ledger import FAIL, INCOMPARABLE, UNMATCHED, WARN, Finding
 from numprobe.compare.measure import DIGEST, FLOAT, NOTHING, REASON, Measures, leave_out, measure
@@ -249,9 +249,10 @@ def summarize(compared: Compared) -> RankOutcome:
         *of_mode(task.by, pair, measures, files[0]),
         *of_metrics(pair, compared.custom, files[0]),
     ]
+    errors = apart(compared)
     return RankOutcome(
         pair,
-        [finding_of(compared, f) for f in _first(judged.findings)],
+        [finding_of(compared, f, errors) for f in _first(judged.findings)],
         _heat(compared),
         _dtypes(compared),
         recorded,

@@ -8,6 +8,7 @@ from numprobe.record.nonfinite import Number
 
 EXIT_CODES = {"pass": 0, "fail": 1, "inconclusive": 3}
 CAUSES = ("introduced", "parameter", "input", "nonfinite", "layout", "unmatched", "unknown")
+GAPS = ("gap", "operator_missing", "operator_extra", "operator_differs")  # reasons: between two records, not in one
 VERDICTS = ("pass", "warning", "error", "incomparable", "unmatched_target", "unmatched_golden")
 
 
@@ -52,6 +53,14 @@ class Place(msgspec.Struct, frozen=True):
     length: int
 
 
+class Call(msgspec.Struct, frozen=True):
+    """A call that one side alone makes: the modules around it, and its frames, both innermost first."""
+
+    op: str
+    inside: list[str]
+    stack: list[str]
+
+
 class Finding(msgspec.Struct):
     """One event, however many records show it.
 
@@ -59,7 +68,8 @@ class Finding(msgspec.Struct):
     ``cause`` is one of :data:`CAUSES`, ``reason`` a code that says more. ``after`` is the last record before a gap that agreed,
     ``only_target`` and ``only_golden`` the records without partner that belong to it, ``inside`` the modules around the record,
     ``parameter`` the name of a parameter that differs, ``consequences`` how many leaves hand it on. ``layout`` says in which
-    order the target holds the golden elements, where that is all that differs (:mod:`numprobe.metrics.permutation`).
+    order the target holds the golden elements, where that is all that differs (:mod:`numprobe.metrics.permutation`). ``extra``
+    and ``missing`` are the first call of a gap that the target, and that the golden run, alone makes.
     """
 
     cause: str
@@ -88,6 +98,8 @@ class Finding(msgspec.Struct):
     target_place: Place | None
     golden_place: Place | None
     layout: str = ""
+    extra: Call | None = None
+    missing: Call | None = None
 
 
 class RankPair(msgspec.Struct, frozen=True):

@@ -51,6 +51,8 @@ def _finding(number: int, f: Finding, lang: str) -> list[str]:
     ]
     if inside := view.modules(f):
         lines.append(f"- {say(lang, 'screen.inside')}: " + " < ".join(code(m) for m in inside))
+    for name, call in view.calls_alone(f):
+        lines += [f"- {say(lang, f'screen.{name}')}: {code(call.op)}, {code(line)}" for line in view.code(call)[:1]]
     lines += [f"- {say(lang, 'screen.code')}: {code(line)}" for line in view.code(f)[:3]]
     if order := view.layout(f):
         lines.append(f"- {joined(CATALOGUE.pieces(lang, order.key, order.values))}")
@@ -84,11 +86,13 @@ def _figures(side: Side | None) -> list[str]:
 
 
 def _ranks(result: CompareResult, lang: str) -> list[str]:
-    head = [say(lang, f"head.{n}") for n in ("rank", "status", "records", "leaves")] + [
-        say(lang, f"verdict.row.{v}") for v in result.counts
-    ]
+    by_step = len({pair.step for pair in result.ranks}) > 1
+    head = [say(lang, "page.head.step")] if by_step else []
+    head += [say(lang, f"head.{n}") for n in ("rank", "status", "records", "leaves")]
+    head += [say(lang, f"verdict.row.{v}") for v in result.counts]
     rows = [
         [
+            *([str(pair.step) if pair.step is not None else ""] if by_step else []),
             escape(pair.target or pair.golden),
             pair.status + (f": {escape(pair.note)}" if pair.note else ""),
             str(pair.records),

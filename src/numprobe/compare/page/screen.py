@@ -42,6 +42,8 @@ def _facts(result: CompareResult, first: Finding | None, lang: str, style: Style
         rows.append(("screen.where", view.place(first, lang)))
         if inside := view.modules(first):
             rows.append(("screen.inside", printable(" < ".join(inside[:4]))))
+        for name, call in view.calls_alone(first):
+            rows += [(f"screen.{name}", printable(line)) for line in view.code(call)[:1]]
         rows += [("screen.code", printable(line)) for line in view.code(first)[:MOST_FRAMES]]
     rows.append(
         (

@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from numprobe.compare.messages import CATALOGUE, say
-from numprobe.compare.result import PREMISES, CompareResult, Finding, Leaf, Problem
+from numprobe.compare.result import GAPS, PREMISES, Call, CompareResult, Finding, Leaf, Problem
 from numprobe.record.names import parse_name
 from numprobe.report import numbers
 from numprobe.report.messages import fields
 from numprobe.report.terminal import printable
 
 SHOWN_CASES = ("split", "replicated", "partial", "diverged")  # of leaves that ranks share
-GAPS = ("gap", "operator_missing", "operator_extra", "operator_differs")
 
 
 @dataclass(frozen=True)
@@ -139,7 +138,7 @@ def cause(f: Finding, lang: str) -> str:
     return say(lang, "cause.introduced.gap" if gap else f"cause.{f.cause}")
 
 
-def code(f: Finding) -> list[str]:
+def code(f: Finding | Call) -> list[str]:
     """``experts.py:148 forward: y = ...`` of the frames outside of libraries, innermost first."""
     found = []
     for frame in f.stack:
@@ -152,7 +151,12 @@ def code(f: Finding) -> list[str]:
     return found
 
 
-def modules(f: Finding) -> list[str]:
+def calls_alone(f: Finding) -> list[tuple[str, Call]]:
+    """The calls that one side alone makes in a gap, each with the name of its message."""
+    return [(name, call) for name, call in (("extra", f.extra), ("missing", f.missing)) if call is not None]
+
+
+def modules(f: Finding | Call) -> list[str]:
     """Paths of the modules around, innermost first."""
     return [op.path for name in f.inside if (op := parse_name(name)).is_module]
 
@@ -180,6 +184,7 @@ def next_steps(result: CompareResult) -> list[Said]:
     if f.cause == "parameter":
         return [Said("next.weights", {"parameter": f.parameter})]
     if f.reason in GAPS:
+        module = next((path for _, call in calls_alone(f) for path in modules(call)[:1]), module)
         return [Said("next.record" if f.reason == "gap" else "next.operators", {"module": module})]
     steps = [Said("next.arguments" if f.reason == "argument" else "next.code", {"op": op})]
     return steps if result.mode == "tensor" else [*steps, Said("next.tensor", {"op": op})]
