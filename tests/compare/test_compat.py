@@ -140,8 +140,11 @@ def test_ranks_that_are_put_together_are_one_result(tmp_path: Path) -> None:
 def test_a_process_folder(tmp_path: Path) -> None:
     for side in ("target", "golden"):
         shutil.copytree(RANKS / side / "step0" / "rank0", tmp_path / side / "step0" / f"proc{len(side)}7")
-    compare(tmp_path, tmp_path / "target/step0", tmp_path / "golden/step0")
+    ran = compare(tmp_path, tmp_path / "target/step0", tmp_path / "golden/step0", "--table", "csv")
     assert files(tmp_path / "out") == ["compare_result_proc67_T.csv"]
+    named = next(line for line in ran.out.splitlines() if line.startswith("files "))
+    assert STAMP.sub("T", named) == "files   out/compare_result_proc67_T.csv and 1 more"
+    assert (tmp_path / named.split()[1]).is_file()
 
 
 def test_every_step_has_a_folder(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -252,3 +253,32 @@ def test_table_and_finding_give_one_error_for_one_pair(tmp_path: Path, digests: 
     rows = {row["path"]: row["error"] for row in read_parquet(part).to_dicts()}
     assert rows == {leaf.path: leaf.error for leaf in finding.leaves}
     assert rows["output.0"] == finding.error == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_steps_after_the_first_that_differs_are_counted_and_no_part_of_the_picture(tmp_path: Path, lang: str) -> None:
+    """There updated weights differ everywhere, and a first layer that is wrong would look like the source."""
+    names = [f"Module.layers.{layer}.mlp.Linear.forward.0" for layer in (0, 1)]
+    for side, wrong in (("t", (1, 0)), ("g", (None, None))):
+        for step in (0, 1):
+            outputs = [B * 2 if layer == wrong[step] else B for layer in (0, 1)]
+            made = {name: call([tensor(C)], [tensor(out)]) for name, out in zip(names, outputs, strict=True)}
+            place = write(tmp_path / "made" / side / str(step), made) / "rank0"
+            shutil.copytree(place, tmp_path / side / f"step{step}" / "rank0")
+    result = compared(tmp_path / "t", tmp_path / "g")
+    assert ([f.op for f in result.findings], result.later_findings) == ([names[1]], 1)
+    assert {(cell.layer, cell.verdict) for cell in result.heat} == {(0, "pass"), (1, "error")}
+    assert [(pair.step, pair.counts["error"]) for pair in result.ranks] == [(0, 1), (1, 1)]
+    later = say(lang, "finding.later", count=1)
+    text = render_terminal(result, lang, Style(), "out/report.html", files=["out/a.csv", "out/b.csv"])
+    assert later in text
+    ends = {"en": ["files   out/a.csv and 1 more", "report  out/report.html"]}
+    ends["zh"] = ["文件  out/a.csv 及另外 1 个", "报告  out/report.html"]
+    assert text.splitlines()[-2:] == ends[lang]
+    markdown = render_markdown(result, lang)
+    assert later in markdown
+    assert [line[:10] for line in markdown.splitlines() if "rank0" in line and line[0] == "|"] == [
+        "| 0 | rank",
+        "| 1 | rank",
+    ]
+    assert say(lang, "page.heat.later", step=0) in render_html(result, lang)

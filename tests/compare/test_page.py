@@ -162,7 +162,7 @@ def test_findings_beyond_the_bound_are_counted():
     found = result([finding(op=f"Functional.linear.{n}.forward") for n in range(100)])
     text = render_html(found, "en")
     assert text.count('<details class="other">') == 39
-    assert "60 more findings in result.json" in shown(Page(text))
+    assert "60 more findings; the rows are in compare.parquet." in shown(Page(text))
 
 
 def test_a_clean_comparison_states_what_was_compared():

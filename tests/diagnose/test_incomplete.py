@@ -19,6 +19,7 @@ from numprobe.diagnose.nan_overflow.page.markdown import render_markdown
 from numprobe.diagnose.nan_overflow.result import NanResult
 from numprobe.diagnose.nan_overflow.skill import NanOptions, analyse
 from numprobe.record.errors import NumprobeError
+from numprobe.report.terminal import Style
 from numprobe.synth.nan import UNIT, simulate
 
 from .samples import GLOO, INF, NAN, all_reduce, analysed, call, t, write_rank, write_step
@@ -339,3 +340,14 @@ def test_a_link_that_leads_to_itself_is_named_as_one(tmp_path: Path):
     assert row.note.values["error"] == "E-FMT-015  a link that leads to itself"
     (shown,) = overview.inspect(tmp_path).steps
     assert [r.note for r in shown.ranks] == ["", "E-FMT-015  a link that leads to itself"]
+
+
+def test_what_is_not_finite_in_a_later_step_only_is_seen_by_inspect(tmp_path: Path):
+    for step, value in ((3, 0.0), (4, NAN), (5, NAN)):
+        write_rank(tmp_path / f"step{step}" / "rank1", {"Torch.log.0.forward": call(t(1.0), out=t(value))})
+    text = overview.render(overview.inspect(tmp_path), "en", Style())
+    assert "on 1 rank, from step 4 on;" in text
+    assert "shown: step 4, rank 1." in text
+    text = overview.render(overview.inspect(tmp_path, steps=frozenset({3})), "zh", Style())
+    assert "非有限值  无" in text
+    assert "以上为 1 号卡。" in text

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 TABLE = "compare.parquet"
 PARTS = "parts"
+OWN = (TABLE, "result.json", "report.md", "report.html")  # files of every run
 WRONG = ("error", "warning", "unmatched_target", "unmatched_golden")
 
 
@@ -348,7 +349,9 @@ def _conclusion(comparison: Comparison, run: RunFolder, output: Output, show: _S
     folder = run.path.as_posix()
     if show.as_json:
         return render_json_line(comparison.result, folder, ascii_only=not is_utf8(sys.stdout.encoding))
-    return render_terminal(comparison.result, show.lang, show.style_out, f"{folder}/report.html", most=output.top)
+    files = [f"{folder}/{name}" for name in run.artifacts if name not in OWN]
+    report = f"{folder}/report.html"
+    return render_terminal(comparison.result, show.lang, show.style_out, report, files=files, most=output.top)
 
 
 def _warning(unknown: Unknown) -> NumprobeError:

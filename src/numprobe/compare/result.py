@@ -165,7 +165,8 @@ class CompareResult(msgspec.Struct):
     Premises: inputs_differ, nothing_compared, parts, or one of :data:`PREMISES`, whose ``problems`` say of which rank and file.
     ``coverage`` is the share of recorded leaves, of the kinds of records that both sides have, that were compared. ``mode`` is
     statistics, tensor, digest or mixed; ``detection_limit`` the smallest relative error that figures could have shown;
-    ``more_findings`` counts those that are in the table alone.
+    ``more_findings`` counts those that are in the table alone, ``later_findings`` those of steps after the first that differs:
+    ``heat`` leaves such steps out too.
     """
 
     verdict: str
@@ -182,6 +183,7 @@ class CompareResult(msgspec.Struct):
     notes: list[str]
     detection_limit: float | None = None
     more_findings: int = 0
+    later_findings: int = 0
     problems: list[Problem] = []
 
     @property

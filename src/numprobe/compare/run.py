@@ -373,7 +373,9 @@ def conclude(
     counts: Counter[str] = Counter(dict.fromkeys(data.VERDICTS, 0))
     for outcome in read:
         counts.update(outcome.pair.counts)
-    findings, later = _of_first_step(_collapsed(_without_received([f for o in read for f in o.findings])))
+    findings = _collapsed(_without_received([f for o in read for f in o.findings]))
+    first_wrong = min((f.step for f in findings if f.severity == "error" and f.step is not None), default=None)
+    findings, later = _up_to(first_wrong, findings)
     judged, recorded = sum(o.judged for o in read), sum(o.recorded for o in read)
     levels = {o.levels for o in read if o.levels[0] != o.levels[1]}
     notes = [f"levels:{a}:{b}" for a, b in sorted(levels)] + list(dict.fromkeys(n for o in read for n in o.notes))
@@ -395,11 +397,12 @@ def conclude(
         counts=dict(counts),
         findings=findings,
         ranks=sorted([*(o.pair for o in read), *alone], key=lambda r: (r.step or 0, r.rank or 0, r.target)),
-        heat=_heat(read),
+        heat=_heat([o for o in read if first_wrong is None or o.pair.step is None or o.pair.step <= first_wrong]),
         dtypes=list(dict.fromkeys(d for o in read for d in o.dtypes)),
         notes=notes,
         detection_limit=max(limits) if limits else None,
-        more_findings=sum(o.more_findings for o in read) + later,
+        more_findings=sum(o.more_findings for o in read),
+        later_findings=later,
         problems=problems,
     )
 
@@ -422,12 +425,9 @@ def _without_received(findings: list[data.Finding]) -> list[data.Finding]:
     return [f for f in findings if f.reason != "received" or f.step not in own]
 
 
-def _of_first_step(findings: list[data.Finding]) -> tuple[list[data.Finding], int]:
+def _up_to(step: int | None, findings: list[data.Finding]) -> tuple[list[data.Finding], int]:
     """Without what differs in later steps, and how many that is: parameters updated from wrong gradients are no news."""
-    wrong = [f.step for f in findings if f.severity == "error" and f.step is not None]
-    if not wrong:
-        return findings, 0
-    kept = [f for f in findings if f.step is None or f.step <= min(wrong)]
+    kept = [f for f in findings if step is None or f.step is None or f.step <= step]
     return kept, len(findings) - len(kept)
 
 

@@ -183,7 +183,7 @@ def as_json(found: Overview, *, ascii_only: bool = False) -> str:
 
 
 def render(found: Overview, lang: str, style: Style) -> str:
-    """The overview as text: facts, then the kinds of records of the first readable rank."""
+    """The overview as text: facts, then the kinds of records of one rank: the first with non-finite ones, else the first."""
     problems = Counter(r.status for r in found.ranks if r.status != "ok")
     comma = say(lang, "list.comma")
     made = [m for m in (found.first("framework"), found.first("task"), found.first("level")) if m]
@@ -194,7 +194,8 @@ def render(found: Overview, lang: str, style: Style) -> str:
         if problems[status]:
             who = _names(next(s for s in found.steps if s.numbers(status)).numbers(status))
             ranks.append(say(lang, f"inspect.{status}", count=len(first.numbers(status)) or problems[status], who=who))
-    dirty = sum(1 for r in first.ranks if r.nonfinite_ops)
+    dirty = {r.key for r in found.ranks if r.nonfinite_ops}
+    dirty_step = next((s.step for s in found.steps if any(r.nonfinite_ops for r in s.ranks)), None)
     size = sum(r.size for r in found.ranks)
     files = len(found.readable)
     ops = sum(r.ops for r in found.ranks)
@@ -203,7 +204,12 @@ def render(found: Overview, lang: str, style: Style) -> str:
         ("step", numbers.ranges(steps) if steps else "-"),
         ("rank", comma.join(ranks)),
         ("size", say(lang, "inspect.files", files=files, size=size, records=ops)),
-        ("nonfinite", say(lang, "inspect.dirty", ranks=dirty) if dirty else say(lang, "inspect.clean")),
+        (
+            "nonfinite",
+            say(lang, "inspect.dirty", ranks=len(dirty), step=dirty_step if len(steps) > 1 else None)
+            if dirty
+            else say(lang, "inspect.clean"),
+        ),
     ]
     labels = [say(lang, f"inspect.label.{key}") for key, _ in facts]
     width = max(columns(label) for label in labels)
@@ -215,15 +221,17 @@ def render(found: Overview, lang: str, style: Style) -> str:
             if r.note and r.status != "missing" and len(lines) < 24:
                 where = f"step{s.step}/{r.key}" if s.step is not None else r.key
                 lines += wrap(f"{where}: {r.note}", style.width, f"  {style.symbol('warning')} ", "    ")
-    shown = next((r for r in found.readable if r.kinds), None)
-    if shown is not None:
+    whole = [(s.step, r) for s in found.steps for r in s.ranks if r.kinds]
+    if whole:
+        step, shown = next((one for one in whole if one[1].nonfinite_ops), whole[0])
         titles = [say(lang, f"inspect.column.{c}") for c in ("kind", "records", "nonfinite", "example")]
         rows = [
             [Cell(k.kind), Cell(numbers.count(k.records)), Cell(numbers.count(k.nonfinite)), Cell(soft(k.example))]
             for k in shown.kinds
         ]
         lines += ["", *table(titles, rows, (1, 2), style), ""]
-        lines += wrap(say(lang, "inspect.shown", rank=shown.rank if shown.rank is not None else shown.key), style.width)
+        rank = shown.rank if shown.rank is not None else shown.key
+        lines += wrap(say(lang, "inspect.shown", rank=rank, step=step if len(steps) > 1 else None), style.width)
     key = "inspect.skills" if found.skills else "inspect.no_skill"
     lines += wrap(say(lang, key, skills=comma.join(found.skills)), style.width)
     return "\n".join(lines)

@@ -36,6 +36,8 @@ def render_markdown(result: CompareResult, lang: str) -> str:
         more = len(result.findings) - MOST_FINDINGS + result.more_findings
         if more > 0:
             lines += ["", say(lang, "finding.more", count=more)]
+        if result.later_findings:
+            lines += ["", say(lang, "finding.later", count=result.later_findings)]
     lines += ["", f"## {say(lang, 'page.ranks')}", "", *_ranks(result, lang), ""]
     return "\n".join(lines)
 

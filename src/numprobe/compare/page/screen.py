@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from numprobe.compare.messages import CATALOGUE, say
 from numprobe.compare.page import view
 from numprobe.compare.result import CompareResult, Finding, Leaf
@@ -14,8 +16,11 @@ MOST_FRAMES = 2
 MOST_LIMITS = 8
 
 
-def render_terminal(result: CompareResult, lang: str, style: Style, report_path: str, *, most: int = 5) -> str:
-    """The final screen, without a line break at the end. ``most``: how many findings are listed."""
+def render_terminal(
+    result: CompareResult, lang: str, style: Style, report_path: str, *, files: Sequence[str] = (), most: int = 5
+) -> str:
+    """The final screen, without a line break at the end. ``files``: further ones that the user asked for; ``most``: how many
+    findings are listed."""
     symbol = style.symbol(SYMBOLS[result.verdict])
     verdict = style.paint(say(lang, f"verdict.{result.verdict}"), "strong")
     said = view.headline(result)
@@ -28,11 +33,17 @@ def render_terminal(result: CompareResult, lang: str, style: Style, report_path:
         _facts(result, first, lang, style),
         _leaves(view.cited(first), lang, style) if first else [],
         _limits(result, lang, style),
-        _others(result.findings[1:], lang, style, most - 1, result.more_findings),
+        _others(result, lang, style, most - 1),
         _next(result, lang, style),
     ]
     text = "\n\n".join("\n".join(lines) for lines in blocks if lines)
-    return f"{text}\n\n{say(lang, 'screen.report')}  {printable(report_path)}"
+    ends = [("screen.report", report_path)]
+    if files:
+        more = f" {say(lang, 'screen.more_files', count=len(files) - 1)}" if len(files) > 1 else ""
+        ends.insert(0, ("screen.files", f"{files[0]}{more}"))
+    width = max(columns(say(lang, key)) for key, _ in ends)
+    last = [f"{pad(say(lang, key), width)}  {printable(path)}" for key, path in ends]
+    return "\n".join([text, "", *last])
 
 
 def _facts(result: CompareResult, first: Finding | None, lang: str, style: Style) -> list[str]:
@@ -103,7 +114,8 @@ def _leaves(leaves: list[Leaf], lang: str, style: Style) -> list[str]:
     return table(head, rows, (2, 3, 4, 5, 6, 7), style) if rows else []
 
 
-def _others(findings: list[Finding], lang: str, style: Style, most: int, more: int) -> list[str]:
+def _others(result: CompareResult, lang: str, style: Style, most: int) -> list[str]:
+    findings, more = result.findings[1:], result.more_findings
     lines: list[str] = []
     for f in findings[:most]:
         said = view.sentence(f, first=False)
@@ -112,6 +124,8 @@ def _others(findings: list[Finding], lang: str, style: Style, most: int, more: i
         lines += wrap(text, style.width, f"{mark} ", "  ")
     if len(findings) + more > most:
         lines.append(f"  {say(lang, 'finding.more', count=len(findings) + more - most)}")
+    if result.later_findings:
+        lines += wrap(say(lang, "finding.later", count=result.later_findings), style.width, "  ", "  ")
     return lines
 
 
