@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import permutations
@@ -9,6 +10,9 @@ from itertools import permutations
 import pytest
 import torch
 from torch import Tensor
+
+from numprobe.diagnose.rl_consistency.page.screen import render_terminal
+from numprobe.report.terminal import Style
 
 from .conftest import Dump
 from .models import STYLES, Decoder, Run, make_weights
@@ -100,6 +104,31 @@ def test_a_fault_on_the_rollout_side(dump: Dump, fault: Fault) -> None:
     assert finding.kind in kinds
     assert finding.role in roles
     assert finding.confidence >= 0.6
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+@pytest.mark.parametrize("side", ["train", "rollout"])
+@pytest.mark.parametrize("name", ["1.o", "embed"])
+def test_the_side_that_is_not_finite_is_named_and_its_figures_are_shown(
+    dump: Dump, side: str, lang: str, name: str
+) -> None:
+    """NaN is a value: the cells do not look like those of a side that recorded nothing."""
+    changed = {name: with_nan(WEIGHTS[name])}
+    runs = {"train": Run("megatron"), "rollout": Run("engine")}
+    result = compared(*(dump(replace(run, changed=changed) if one == side else run) for one, run in runs.items()))
+    finding = only(result)
+    (slot,) = [figures for figures in finding.figures if figures.slot == finding.slot]
+    wrong, right = (slot.train, slot.rollout) if side == "train" else (slot.rollout, slot.train)
+    assert all(value is not None and math.isnan(value) for value in wrong[:2])
+    assert all(value is not None and math.isfinite(value) for value in right)
+    text = render_terminal(result, lang, Style(width=1000), "report.html")
+    named = {
+        "en": {"train": "in training", "rollout": "in rollout"},
+        "zh": {"train": "在训练侧", "rollout": "在推理侧"},
+    }
+    assert named[lang][side] in text.splitlines()[0]
+    assert "NaN" in text
+    assert f"numprobe nan {result.train if side == 'train' else result.rollout}" in text
 
 
 def test_factors_are_told(dump: Dump) -> None:

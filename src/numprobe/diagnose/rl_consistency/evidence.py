@@ -14,6 +14,7 @@ from numprobe.diagnose.rl_consistency import result as data
 from numprobe.diagnose.rl_consistency.classify import ACTIVATIONS, Meaning, meaning, probe
 from numprobe.diagnose.rl_consistency.rotary import TURNED
 from numprobe.diagnose.rl_consistency.view import View, number, place_in_layer, ratio, role_of
+from numprobe.formats.msprobe.values import GIVEN, ValueTable
 from numprobe.record.names import parse_name
 from numprobe.record.trace import OUTPUT, PARAMETER
 
@@ -223,6 +224,14 @@ def _fits(tried: data.Probe | None) -> bool:
     return tried is not None and tried.exact and bool(tried.train and tried.rollout)
 
 
+def _four(values: ValueTable, row: int) -> list[float | None]:
+    """The figures of a leaf; NaN is one, None where the file gives none."""
+    if row < 0:
+        return [None] * 4
+    given = zip(values.figures[row].tolist(), values.status[row].tolist(), strict=True)
+    return [figure if status == GIVEN else None for figure, status in given]
+
+
 def _figures(view: View, pair: int) -> list[data.Figures]:
     found = []
     a, b = view.train.calls.values, view.rollout.calls.values
@@ -231,8 +240,8 @@ def _figures(view: View, pair: int) -> list[data.Figures]:
         found.append(
             data.Figures(
                 view.slot(row),
-                [number(x) for x in a.figures[t]] if t >= 0 else [None] * 4,
-                [number(x) for x in b.figures[g]] if g >= 0 else [None] * 4,
+                _four(a, t),
+                _four(b, g),
                 number(view.apart(row)),
                 number(view.judged.expected[row]),
                 view.judged.verdict[row],

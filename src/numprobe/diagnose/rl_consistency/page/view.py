@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -64,7 +65,21 @@ def sentence(f: Finding, *, first: bool = True) -> Said:
     }
     if f.clazz == "layout_error":
         return Said("headline.layout_error", {"suspect": named, "transform": f.transform, "layers": several})
+    if f.clazz == "nonfinite_one_side" and (side := nonfinite_side(f)):
+        return Said("headline.nonfinite_side", {"suspect": named, "side": side})
     return Said(f"headline.{f.clazz}", known.get(f.clazz, {"suspect": named}))
+
+
+def nonfinite_side(f: Finding) -> str:
+    """The side whose Max or Min is not finite; empty where that is not one alone. Mean and Norm may overflow by themselves."""
+    sides = {
+        side
+        for figures in f.figures
+        if figures.slot == f.slot
+        for side, four in (("train", figures.train), ("rollout", figures.rollout))
+        if any(x is not None and not math.isfinite(x) for x in four[:2])
+    }
+    return sides.pop() if len(sides) == 1 else ""
 
 
 def fitting(names: Sequence[str]) -> str:
@@ -162,12 +177,14 @@ def next_steps(result: RlResult) -> list[Said]:
         return [Said("next.layout")]
     if f.kind == "scale":
         return [Said("next.scale")]
+    if f.clazz == "nonfinite_one_side" and (side := nonfinite_side(f)):
+        return [Said("next.nan", {"dump": result.train if side == "train" else result.rollout})]
     if f.kind in ("rotary", "rotary_angle"):
         return [Said("next.rotary")]
     first = [Said("next.activation")] if f.clazz == "missing_operator" else []
     if result.tensors:
         return first or [Said("next.mapping")]
-    names = {"suspect": short(suspect(f)), "anchor": short(key(f.anchor)) or "-"}  # parts of names, as list takes them
+    names = {"suspect": short(suspect(f)), "anchor": short(key(f.anchor)) or None}  # parts of names, as list takes them
     record = Said("next.config", result.next) if result.next else Said("next.implementation", names)
     return [*first, record, *([] if first else [Said("next.mapping")])]
 
