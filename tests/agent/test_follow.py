@@ -10,13 +10,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from msgspec import structs
 
+from compare.written import call, tensor, write
 from numprobe.agent.answer import Answer, Table, Text
 from numprobe.agent.follow.question import read_question
 from numprobe.agent.follow.reply import conclusion, reply
 from numprobe.agent.runs import FinishedRun, load_run
+from numprobe.compare import command as comparing
 from numprobe.compare.result import CompareResult
 from numprobe.diagnose.nan_overflow import command as nan
 from numprobe.diagnose.nan_overflow.result import NanResult
@@ -358,6 +361,30 @@ def test_a_record_that_was_not_compared_is_no_consequence(
     said = asked(load_run(tmp_path / "run"), f"why does {name} differ").to_text()
     assert "nothing can be said" in said
     assert "because what it was given" not in said
+
+
+@pytest.mark.parametrize(("words", "step", "factor"), [("", 0, 2), (" in step 1", 1, 3)])
+def test_figures_of_one_call_are_of_one_step_and_rank(tmp_path: Path, words: str, step: int, factor: int) -> None:
+    """Without a step in the question, of the first that differs; several in one table would look like slots of one call."""
+    values = np.random.default_rng(0).standard_normal((4, 8))
+    name = "Functional.linear.0.forward"
+    for side in ("t", "g"):
+        for number, times in ((0, 2), (1, 3)):
+            for rank in (0, 1):
+                wrong = times if side == "t" and rank == 1 else 1
+                made = {name: call([tensor(values)], [tensor(values * wrong)])}
+                made |= {"Torch.late.0.forward": call([tensor(values)], [tensor(values)])} if number else {}
+                folder = write(tmp_path / "made" / f"{side}{number}{rank}", made) / "rank0"
+                shutil.copytree(folder, tmp_path / side / f"step{number}" / f"rank{rank}")
+    comparing.run_to_folder(tmp_path / "t", tmp_path / "g", None, tmp_path / "out")
+    run = load_run(tmp_path / "out")
+    late = next(block for block in asked(run, "show Torch.late").blocks if isinstance(block, Table))
+    assert late.title.startswith("Torch.late.0.forward, step 1, rank 0 ")
+    answer = asked(run, f"show linear.0{words}")
+    [table] = [block for block in answer.blocks if isinstance(block, Table)]
+    assert table.title.startswith(f"{name}, step {step}, rank 1 ")
+    assert [row[0] for row in table.rows] == ["input_args.0", "", "output.0", ""]
+    assert float(str(table.rows[2][2])) == pytest.approx(values.max() * factor, rel=1e-3)
 
 
 FIRST = re.compile(r"the first (?:call|whose|to differ|that differs)|第一个|最先|最早")

@@ -130,7 +130,7 @@ class CompareTeller(Teller):
         return [name for pair in pairs for name in pair if name]
 
     def records(self, q: Question) -> Answer:
-        """The rows of the table that a question means."""
+        """The rows of the table that a question means: of the steps that it names, else of the first that differs."""
         if self.table is None:
             self.answer.known = False
             self.say("compare.no_table", file=TABLE)
@@ -142,9 +142,13 @@ class CompareTeller(Teller):
         if not hits:
             return self.nothing(q, self._known_names())
         worst = ("error", "incomparable", "warning", "unmatched_target", "unmatched_golden", "pass")
+        first = self.first.step if self.first is not None else None
+        steps = list(q.steps) or ([first] if first is not None else [])
         rows = self.table.filter(
             pl.struct("target_op", "golden_op").is_in([{"target_op": t, "golden_op": g} for t, g in hits])
         )
+        of_steps = rows.filter(pl.col("step").is_in(steps))
+        rows = of_steps if len(of_steps) else rows  # a record may be in other steps alone
         by_record = rows.group_by("target_op", "golden_op", maintain_order=True).agg("verdict", "rho")
         found = []
         for target, golden, verdicts, ratios in by_record.iter_rows():
@@ -163,7 +167,17 @@ class CompareTeller(Teller):
         if q.kind == "why_not":
             self._why(shown[0] or shown[1], shown[2])
         picked = rows.filter((pl.col("target_op").eq_missing(shown[0])) & (pl.col("golden_op").eq_missing(shown[1])))
-        self._figures([_leaf(row) for row in picked.iter_rows(named=True)], shown[0] or shown[1], TABLE)
+        places = picked.select("step", "rank").unique(maintain_order=True)
+        if len(places) > 1:  # the rows of one: side by side they would look like slots of one call
+            told = picked.filter(pl.col("verdict") == shown[2])
+            step, rank = told.select("step", "rank").row(0)
+            picked = picked.filter(pl.col("step").eq_missing(step) & pl.col("rank").eq_missing(rank))
+        title = [shown[0] or shown[1]]
+        if len(places) > 1 or len({pair.step for pair in self.result.ranks}) > 1:
+            step, rank = picked.select("step", "rank").row(0)
+            title += [CATALOGUE.say(self.lang, "place.step", step=step)] if step is not None else []
+            title += [CATALOGUE.say(self.lang, "place.rank", ranks=[rank])] if rank is not None else []
+        self._figures([_leaf(row) for row in picked.iter_rows(named=True)], ", ".join(title), TABLE)
         return self.answer
 
     def _why(self, name: str, verdict: str) -> None:
