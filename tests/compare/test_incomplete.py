@@ -195,6 +195,18 @@ def test_the_same_folder_on_both_sides_is_told(tmp_path: Path) -> None:
     assert "Target and golden run are one folder" in said(compared(target, target / "step0" / ".."))
 
 
+@pytest.mark.parametrize("option", ["noise", "baseline"])
+@pytest.mark.parametrize("other", ["target", "golden"])
+def test_a_further_run_that_is_one_of_the_two_is_told(tmp_path: Path, option: str, other: str) -> None:
+    """A run that is its own measure always agrees."""
+    sides = dict(zip(("target", "golden"), dumps(tmp_path), strict=True))
+    result = compared(*sides.values(), **{option: sides[other] / "step0" / ".."})
+    named = {"target": "target", "golden": "golden run"}[other]
+    assert f"The {option} run and the {named} are one folder, {sides[other]}:" in said(result)
+    apart = compared(*sides.values(), **{option: dumps(tmp_path / "more")[0]})
+    assert not apart.problems
+
+
 # --- the premise, rank by rank ---------------------------------------------------------------------------------------
 
 

@@ -233,6 +233,11 @@ def _tasks(
     steps, problems = _step_pairs(one, other, options)
     if one.root.resolve() == other.root.resolve():
         problems.append(data.Problem("same", "", None, "", encodable(str(one.root))))
+    for name, dump in further.items():
+        for side, judged in (("target", one), ("golden", other)):
+            if dump.root.resolve() == judged.root.resolve():
+                place = encodable(str(judged.root))
+                problems.append(data.Problem("same_further", name, None, "", place, {"other": side}))
     for a, b in steps:
         fitted = None
         if options.merge or not same_size(a, b):
