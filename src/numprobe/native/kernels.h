@@ -7,5 +7,6 @@
 #include <Python.h>
 
 PyObject *numprobe_figures(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *numprobe_index_members(PyObject *module, PyObject *bytes);
 
 #endif

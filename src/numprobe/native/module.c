@@ -3,6 +3,7 @@
 
 static PyMethodDef methods[] = {
     {"figures", (PyCFunction)(void (*)(void))numprobe_figures, METH_FASTCALL, NULL},
+    {"index_members", numprobe_index_members, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,8 +1,9 @@
 """One block of members: where each lies, and which of its sections hold non-finite values.
 
-msgspec checks that the block is JSON and gives the length of every member without decoding it. With plain keys and the same
-white space at every joint, the lengths alone tell where each member lies; the sections of a member that holds a non-finite
-value are found in the same way. Where that proves nothing, every key is read where it stands.
+A kernel in C reads the block once, where it was compiled; what follows is the way without it. msgspec checks that the block is
+JSON and gives the length of every member without decoding it. With plain keys and the same white space at every joint, the
+lengths alone tell where each member lies; the sections of a member that holds a non-finite value are found in the same way.
+Where that proves nothing, every key is read where it stands.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from numprobe.formats.msprobe.members import member_flags
 from numprobe.formats.msprobe.reference import Stop, decode_name
 from numprobe.formats.msprobe.tokens import DECIDES, UNUSUAL, Hits, disguised, find_hits, strict_json
+from numprobe.native import kernels
 from numprobe.record.names import BACKWARD, FORWARD, PARAMETERS_GRAD, parse_name
 from numprobe.record.nonfinite import Kinds
 
@@ -68,9 +70,23 @@ def index_block(body: bytes) -> tuple[list[str], Positions, Positions, NDArray[n
         Unusual: the layout cannot be proved.
         UndecodableMember: a member that has to be decoded cannot be.
     """
+    compiled = None if kernels is None else kernels.index_members(body)
+    if compiled is not None:
+        names, start, end = compiled[0], np.frombuffer(compiled[1], np.int64), np.frombuffer(compiled[2], np.int64)
+        flags = np.frombuffer(compiled[3], np.uint8).reshape(-1, 3).copy()
+        _decode_flags(body, names, start, end, flags, compiled[4])
+        return names, start, end, flags
     hits = find_hits(body)
     layout = _layout(body, hits)
     return layout.names, layout.start, layout.end, _flags(body, hits, layout)
+
+
+def _decode_flags(
+    body: bytes, names: list[str], start: Positions, end: Positions, flags: NDArray[np.uint8], rows: list[int]
+) -> None:
+    """Enter the flags of members that nothing but a decoder can tell."""
+    for r in rows:
+        flags[r] = member_flags(names[r], body[int(start[r]) : int(end[r])])
 
 
 def _layout(body: bytes, hits: Hits) -> Layout:
@@ -194,8 +210,7 @@ def _flags(body: bytes, hits: Hits, layout: Layout) -> NDArray[np.uint8]:
     row = row[inside]
     clear = ~decode[row]
     _sort_into_columns(body, layout, row[clear], hits.position[inside][clear], hits.kind[inside][clear], flags, decode)
-    for r in np.flatnonzero(decode).tolist():
-        flags[r] = member_flags(layout.names[r], body[int(layout.start[r]) : int(layout.end[r])])
+    _decode_flags(body, layout.names, layout.start, layout.end, flags, np.flatnonzero(decode).tolist())
     return flags
 
 
