@@ -230,6 +230,14 @@ def test_no_model(tmp_path: Path):
         fails("E-COL-001", lambda: debugger.start(token_range=[0, 1]))
 
 
+@pytest.mark.parametrize("model", [5, "model", [5], [None], [nn.Linear(1, 1), "x"], {}, nn.Linear])
+def test_what_is_no_model(tmp_path: Path, model: object):
+    with PrecisionDebugger(dump_path=tmp_path, level="mix") as debugger:
+        fails("E-COL-001", lambda: debugger.start(model=model))
+    with PrecisionDebugger(dump_path=tmp_path, level="L1") as debugger:  # which needs none
+        debugger.start(model=model)
+
+
 def test_before_there_is_one():
     assert PrecisionDebugger.default is None
     for method in ("start", "stop", "step", "close"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -358,3 +360,58 @@ def test_module_dump_of_one_module(tmp_path: Path):
         "Functional.linear.0.forward"
     ]
     assert not net._forward_hooks
+
+
+def copied(model: nn.Module) -> nn.Module:
+    return copy.deepcopy(model)
+
+
+def saved_whole(model: nn.Module) -> nn.Module:
+    file = io.BytesIO()
+    torch.save(model, file)
+    assert b"numprobe" not in file.getvalue()  # it can be read where there is no recorder
+    file.seek(0)
+    loaded: nn.Module = torch.load(file, weights_only=False)
+    return loaded
+
+
+@pytest.mark.parametrize("again", [copied, saved_whole])
+@pytest.mark.parametrize("level", ["L0", "mix"])
+def test_a_model_is_copied_and_saved_while_it_is_hooked(tmp_path: Path, again: Any, level: str):
+    """Its copy is recorded once, and only where it is given to start()."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    with PrecisionDebugger(dump_path=tmp_path, level=level) as debugger:
+        debugger.start(model=model, token_range=[0, 9])
+        other = again(model)
+        assert torch.equal(other(X), model(X))
+        debugger.stop()
+        debugger.step()
+        debugger.start(model=again(other))
+        debugger.stop()
+        debugger.step()
+        third = again(other)
+        debugger.start(model=third)
+        third(X)
+        debugger.stop()
+        debugger.step()
+    for step in (0, 2):
+        modules = [name for name in only(tmp_path, step).data if name.startswith("Module.")]
+        assert modules == ["Module.0.Linear.forward.0", "Module.1.ReLU.forward.0"]
+
+
+def test_names_that_utf8_has_not(tmp_path: Path):
+    root = nn.Module()
+    root.add_module("x\ud800", nn.Linear(3, 3))
+    recorded(tmp_path, lambda: root.get_submodule("x\ud800")(X).sum().backward(), model=root, level="mix")
+    dump = only(tmp_path / "dump")
+    assert {"Module.x\\ud800.Linear.forward.0", "Module.x\\ud800.Linear.backward.0"} <= set(dump.data)
+
+
+def test_a_model_that_is_traced_is_not_recorded(tmp_path: Path):
+    """Of torch.jit.trace, sizes are tensors, and what is called becomes part of the graph."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    plain = torch.jit.trace(model, X)
+    traced: list[Any] = []
+    dump = recorded(tmp_path, lambda: traced.append(torch.jit.trace(model, X)), model=model, level="mix")
+    assert str(traced[0].graph).count("aten::") == str(plain.graph).count("aten::")
+    assert not any("linear" in name and "forward" in name for name in dump.data if name.startswith("Module"))

@@ -20,6 +20,7 @@ from numprobe.collect.pytorch.plain import VARIABLE
 
 _eval_frame: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
 _callback: Callable[[], Any] = getattr(_eval_frame, "get_eval_frame_callback", lambda: None)
+_tracing: Callable[[], Any] = getattr(torch._C, "_get_tracing_state", lambda: None)  # of torch.jit.trace
 _skip_code: Callable[[CodeType], Any] = getattr(_eval_frame, "skip_code", lambda code: None)
 _local: Any = getattr(torch._guards, "_TLS", None) or threading.local()  # where TracingContext.try_get() looks, slowly
 
@@ -33,8 +34,13 @@ is_dynamo_compiling: Callable[[], bool] = getattr(torch.compiler, "is_dynamo_com
 
 
 def hidden() -> bool:
-    """Is this thread inside a compiled region, or compiling one?"""
-    return _callback() is not None or _local.__dict__.get("tracing_context") is not None or _compiling()
+    """Is this thread inside a compiled region, or compiling or tracing one?"""
+    return (
+        _tracing() is not None
+        or _callback() is not None
+        or _local.__dict__.get("tracing_context") is not None
+        or _compiling()
+    )
 
 
 def is_wrapper(module: nn.Module) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from numprobe.collect.pytorch.hooks import Hook
 from numprobe.collect.pytorch.modules import named_modules
 from numprobe.collect.pytorch.settings import LoadSettings
 
@@ -36,7 +37,7 @@ class InputLoader:
     def hook(self, model: nn.Module | Sequence[nn.Module]) -> None:
         for name, module, _ in named_modules(model):
             if name in self._wanted and id(module) not in self._handles:
-                hook = self._replacing(name)
+                hook = Hook(self._replacing(name))
                 self._handles[id(module)] = module.register_forward_pre_hook(hook, prepend=True, with_kwargs=True)
 
     def restore(self) -> None:

@@ -13,9 +13,11 @@ from torch import nn
 from numprobe.collect.pytorch.backward import BackwardRecord, Given, Wanted
 from numprobe.collect.pytorch.compiled import compiled_call, hidden, is_dynamo_compiling, is_wrapper, original_of
 from numprobe.collect.pytorch.functions import as_list
+from numprobe.collect.pytorch.hooks import Hook
 from numprobe.collect.pytorch.plain import expand_as
 from numprobe.collect.pytorch.recorder import Entry, Recorder
 from numprobe.collect.pytorch.scope import Scope
+from numprobe.collect.pytorch.values import spelled
 
 WRAPPED = "_orig_mod"  # where the wrapper of torch.compile has the module
 WRAPPERS = frozenset(("FullyShardedDataParallel",))  # stand around the model and compute nothing of their own
@@ -52,7 +54,7 @@ def named_modules(model: nn.Module | Sequence[nn.Module]) -> list[Named]:
             if not path or id(module) in wrapped or kind in WRAPPERS or isinstance(module, torch.jit.ScriptModule):
                 continue
             parts = [part for part in path.split(".") if part != WRAPPED] or [WRAPPED]
-            found.append(Named(f"Module.{prefix}{'.'.join(parts)}.{kind}", module, inside))
+            found.append(Named(spelled(f"Module.{prefix}{'.'.join(parts)}.{kind}"), module, inside))
     return found
 
 
@@ -109,8 +111,8 @@ class ModuleHooks:
                 self._handles.append(_AroundCompiled(module, before, after))
             else:
                 self._handles += [
-                    module.register_forward_pre_hook(before, with_kwargs=True),
-                    module.register_forward_hook(after, prepend=True, with_kwargs=True, always_call=True),
+                    module.register_forward_pre_hook(Hook(before), with_kwargs=True),
+                    module.register_forward_hook(Hook(after), prepend=True, with_kwargs=True, always_call=True),
                 ]
         if self._wanted.input_gradients:
             self._handles += self._hook_parameters(name, original_of(module).named_parameters(recurse=False))

@@ -105,7 +105,7 @@ class Session:
         setting ``request_id``: only the rows of that request are recorded; a step without it is left out.
 
         Raises:
-            NumprobeError: E-COL-001 no model.
+            NumprobeError: E-COL-001 no model, or something else.
         """
         settings = self.settings
         if self._ended or self._found_all or settings.level == "debug":
@@ -118,6 +118,8 @@ class Session:
                 level=settings.level,
                 do="call start(model=...) with the torch.nn.Module (or a list of them)",
             )
+        if self._wants_modules:
+            _check_model(model)
         if settings.last_step is not None and self.step_number > settings.last_step:
             self._end()
             return
@@ -319,3 +321,19 @@ class Session:
 
 def _some(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")
+
+
+def _check_model(model: object) -> None:
+    """Fail on what is neither a module nor modules.
+
+    Raises:
+        NumprobeError: E-COL-001.
+    """
+    parts = list(model) if isinstance(model, Sequence) and not isinstance(model, str) else [model]
+    for wrong in (part for part in parts if not isinstance(part, nn.Module)):
+        raise NumprobeError(
+            "E-COL-001",
+            "start(model=...): {kind} is no torch.nn.Module",
+            kind=type(wrong).__name__,
+            do="call start(model=...) with the torch.nn.Module (or a list of them)",
+        )

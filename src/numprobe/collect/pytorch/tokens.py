@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from numprobe.collect.pytorch.hooks import Hook
 from numprobe.collect.pytorch.scope import Scope
 from numprobe.record.errors import NumprobeError
 
@@ -49,8 +50,8 @@ class TokenRange:
 
         root = model if isinstance(model, nn.Module) else model[0]
         self._handles = [
-            root.register_forward_pre_hook(begin, prepend=True),
-            root.register_forward_hook(end, always_call=True),
+            root.register_forward_pre_hook(Hook(begin), prepend=True),
+            root.register_forward_hook(Hook(end), always_call=True),
         ]
 
     def remove(self) -> None:

@@ -39,7 +39,7 @@ def describe(value: object, path: str, on_tensor: OnTensor, key: str = "", depth
     if kind is bool or kind is int or kind is str:
         if key in _TYPED_KEYS and kind is not bool:
             return {"type": f"torch.{key.removeprefix('output_')}", "value": value}
-        return {"type": kind.__name__, "value": _text(value) if kind is str else value}  # type: ignore[arg-type]
+        return {"type": kind.__name__, "value": spelled(value) if kind is str else value}  # type: ignore[arg-type]
     if kind is float:
         return {"type": "float", "value": figure(value)}  # type: ignore[arg-type]
     if depth >= KEPT_DEPTH:
@@ -57,10 +57,10 @@ def describe(value: object, path: str, on_tensor: OnTensor, key: str = "", depth
 
 
 def _mapping(value: dict[Any, Any], path: str, on_tensor: OnTensor, depth: int) -> dict[str, Any]:
-    return {_text(str(k)): describe(v, f"{path}.{k}", on_tensor, str(k), depth + 1) for k, v in value.items()}
+    return {spelled(str(k)): describe(v, f"{path}.{k}", on_tensor, str(k), depth + 1) for k, v in value.items()}
 
 
-def _text(value: str) -> str:
+def spelled(value: str) -> str:
     """A text as a file can hold it: half of a surrogate pair, which names of files may bring, is spelled out."""
     return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode("utf-8")
 
@@ -82,7 +82,10 @@ def _leaf(value: Any, path: str, on_tensor: OnTensor, key: str, depth: int) -> A
         return {"type": "complex", "value": str(value)}
     if isinstance(value, (int, float, str)):  # subclasses: bool-like enums, numpy.float64
         plain = value.item() if hasattr(value, "item") else value.value if hasattr(value, "value") else value
-        return {"type": kind.__name__, "value": figure(plain) if isinstance(plain, (int, float)) else _text(str(plain))}
+        return {
+            "type": kind.__name__,
+            "value": figure(plain) if isinstance(plain, (int, float)) else spelled(str(plain)),
+        }
     module = kind.__module__.partition(".")[0]
     if module == "numpy":
         return _numpy(value, path, on_tensor)
