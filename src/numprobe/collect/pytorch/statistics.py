@@ -364,8 +364,12 @@ def _enter_on_host(record: Record, tensor: Tensor, counts: bool) -> None:
     count, dtype = numel(tensor), tensor.dtype
     kind = _COMPILED.get(dtype)
     if kind is not None and count and (count <= _SMALL or torch.get_num_threads() < _MANY_THREADS):
-        if tensor.ndim and not holds_no_memory(tensor) and is_contiguous(tensor) and not tensor.is_neg():
-            found = _figures(data_ptr(tensor), count, kind)
+        if tensor.ndim and not holds_no_memory(tensor):
+            if is_contiguous(tensor) and not tensor.is_neg():
+                found = _figures(data_ptr(tensor), count, kind)
+            else:  # a transposed tensor has the figures of the other to the last bit: in the order of its memory
+                array = array_of(_float(data_of(tensor)) if dtype in _HALVES else tensor).ravel("K")
+                found = _figures(array.ctypes.data, count, 0)
             if found is not None:
                 record["Max"], record["Min"], record["Mean"], record["Norm"] = found
                 record["stat_dtype"] = "float64"
