@@ -502,3 +502,10 @@ def test_the_figures_that_msprobe_wrote(sample: str) -> None:
         checked += 1
     torch.set_num_threads(threads)
     assert checked >= 40
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_a_transposed_tensor_has_the_same_figures_to_the_last_bit(dtype: torch.dtype) -> None:
+    """Comparisons take copies and views of a weight for the same by that."""
+    values = torch.randn(37, 129, generator=torch.Generator().manual_seed(7)).to(dtype)
+    assert figures(values.t()) == figures(values)
