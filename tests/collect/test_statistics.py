@@ -20,24 +20,15 @@ from hypothesis import strategies as st  # noqa: E402
 
 from numprobe.collect.pytorch import statistics as module  # noqa: E402
 from numprobe.collect.pytorch.statistics import Statistics  # noqa: E402
-from numprobe.native import kernels  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("both_ways")
+WITHOUT_KERNEL = (module, "_COMPILED", {})
 
 SAMPLES = Path(__file__).parents[1] / "data" / "interop" / "pytorch"
 FILES = Path(__file__).with_name("data")
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 UNSIGNED = [getattr(torch, name) for name in ("uint16", "uint32", "uint64") if hasattr(torch, name)]
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
-
-
-@pytest.fixture(autouse=True, params=["compiled", "python"], scope="module")
-def way(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Everything here holds with the compiled kernel and without."""
-    if request.param == "compiled" and kernels is None:
-        pytest.skip("the kernels are not compiled here")
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "python":
-            patch.setattr(module, "_COMPILED", {})
-        yield
 
 
 def figures(tensor: torch.Tensor, mode: str = "statistics", **options: object) -> dict[str, object]:

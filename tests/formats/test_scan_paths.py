@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,24 +11,15 @@ from hypothesis import strategies as st
 
 from numprobe.formats.msprobe import blocks
 from numprobe.formats.msprobe.scan import BLOCK, scan_file, scan_file_reference
-from numprobe.native import kernels
 from numprobe.record.errors import NumprobeError
 
 from .written import INTEROP, Layout, Pairs, Token, contents, dump, mutated, regular, tensor
 
+pytestmark = pytest.mark.usefixtures("both_ways")
+WITHOUT_KERNEL = (blocks, "kernels", None)
+
 BLOCKS = st.sampled_from([BLOCK, BLOCK, 1, 50, 200, 700])
 _numbers = itertools.count()
-
-
-@pytest.fixture(autouse=True, params=["compiled", "python"], scope="module")
-def way(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Everything here holds with the compiled kernel and without."""
-    if request.param == "compiled" and kernels is None:
-        pytest.skip("the kernels are not compiled here")
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "python":
-            patch.setattr(blocks, "kernels", None)
-        yield
 
 
 def table(scan, *arguments: object) -> object:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from numprobe.align.calls import Calls
 from numprobe.align.shards.joined import JoinedCalls
@@ -14,7 +13,7 @@ from numprobe.compare import result as data
 from numprobe.compare.blame import blamed
 from numprobe.compare.expected import WARNING
 from numprobe.compare.ledger import Finding
-from numprobe.compare.measure import DIGEST, REASONS
+from numprobe.compare.measure import REASONS
 from numprobe.formats.dump import RankDump
 from numprobe.metrics.gains import PARAMETER_SLOTS
 from numprobe.metrics.permutation import find_layouts
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
     from numprobe.compare.rank import Compared
 
 
-def finding_of(compared: Compared, found: Finding, errors: NDArray[np.float64]) -> data.Finding:
-    """A finding with everything that a reader needs to check it; ``errors`` by row are those of :func:`apart`."""
+def finding_of(compared: Compared, found: Finding) -> data.Finding:
+    """A finding with everything that a reader needs to check it."""
     target, golden, pair, row = compared.target, compared.golden, found.pair, found.row
     t, g = compared.records.target[pair], compared.records.golden[pair]
     calls, i = (target, t) if t >= 0 else (golden, g)
@@ -54,7 +53,7 @@ def finding_of(compared: Compared, found: Finding, errors: NDArray[np.float64]) 
         phase=calls.phase[i],
         layer=next((layer for n in [calls.ops[i].name, *inside] if (layer := _layer(n)) is not None), None),
         rho=number(found.rho),
-        error=number(errors[row]) if len(rows) else None,
+        error=number(compared.errors[row]) if len(rows) else None,
         expected=number(judged.expected[row]) if len(rows) else None,
         after=_name(compared, found.after)[0] if found.after is not None and found.after >= 0 else None,
         parameter=_parameter(compared, row, inside) if found.cause == "parameter" else "",
@@ -64,23 +63,12 @@ def finding_of(compared: Compared, found: Finding, errors: NDArray[np.float64]) 
         only_golden=[name for name, side in names if side == "golden"],
         inside=inside,
         stack=_stack(dump, k),
-        leaves=[_leaf(compared, r, errors[r]) for r in rows],
+        leaves=[_leaf(compared, r) for r in rows],
         consequences=found.consequences,
         target_place=_place((dump, k), compared.task.target_root) if t >= 0 else None,
         golden_place=_place(golden.recorded(g), compared.task.golden_root) if g >= 0 else None,
         layout=_layout(compared, row) if found.cause in ("introduced", "parameter") else "",
     )
-
-
-def apart(compared: Compared) -> NDArray[np.float64]:
-    """The relative error of every row as a reader would work it out: measured, or what the figures differ by where that alone is
-    more than was expected. Else the estimate from them. Figures of a parameter show a cast or another tensor, and behind unequal
-    digests nothing is expected: there is nothing to estimate."""
-    m, expected = compared.measures, np.array(compared.judgement.expected, np.float64)
-    parameter = np.fromiter((status == "parameter" for status in compared.judgement.status), bool, len(m))
-    plain = np.fmax(m.d_norm, m.d_extreme)
-    read_off = parameter | (m.by == DIGEST) | (plain > WARNING * expected)
-    return np.where(~m.from_tensors & read_off, plain, m.error)
 
 
 def _layout(compared: Compared, row: int) -> str:
@@ -210,7 +198,7 @@ def _place(where: tuple[RankDump, int], root: Path | None) -> data.Place:
     return data.Place(file.as_posix(), begin, end - begin)
 
 
-def _leaf(compared: Compared, row: int, error: float) -> data.Leaf:
+def _leaf(compared: Compared, row: int) -> data.Leaf:
     judged, m = compared.judgement, compared.measures
     role, path = _slot(compared, row)
     details = m.details.get(row)
@@ -222,7 +210,7 @@ def _leaf(compared: Compared, row: int, error: float) -> data.Leaf:
         judged.verdict[row],
         judged.status[row],
         REASONS[m.reason[row]],
-        number(error),
+        number(compared.errors[row]),
         number(judged.expected[row]),
         number(judged.rho[row]),
         bool(m.from_tensors[row]),

@@ -6,12 +6,13 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from numprobe.align.calls import Calls, read_both, read_calls
 from numprobe.align.leaves import LeafPairs, pair_leaves
@@ -20,8 +21,8 @@ from numprobe.align.records import RecordPairs, pair_records
 from numprobe.align.shards.unit import Unit, read_unit
 from numprobe.align.unknown import Unknown, unknown_names
 from numprobe.compare import result as data
-from numprobe.compare.expected import Allowed, detection_limit
-from numprobe.compare.findings import apart, finding_of, number
+from numprobe.compare.expected import WARNING, Allowed, detection_limit
+from numprobe.compare.findings import finding_of, number
 from numprobe.compare.judge import Judgement, judge
 from numprobe.compare.ledger import FAIL, INCOMPARABLE, UNMATCHED, WARN, Finding
 from numprobe.compare.measure import DIGEST, FLOAT, NOTHING, REASON, Measures, leave_out, measure
@@ -87,6 +88,17 @@ class Compared:
     judgement: Judgement
     problems: list[data.Problem] = field(default_factory=list)
     custom: PairMetrics | None = None
+
+    @cached_property
+    def errors(self) -> NDArray[np.float64]:
+        """The relative error of every row as a reader would work it out: measured, or what the figures differ by where that alone
+        is more than was expected. Else the estimate from them. Figures of a parameter show a cast or another tensor, and behind
+        unequal digests nothing is expected: there is nothing to estimate."""
+        m, expected = self.measures, np.array(self.judgement.expected, np.float64)
+        parameter = np.fromiter((status == "parameter" for status in self.judgement.status), bool, len(m))
+        plain = np.fmax(m.d_norm, m.d_extreme)
+        read_off = parameter | (m.by == DIGEST) | (plain > WARNING * expected)
+        return np.where(~m.from_tensors & read_off, plain, m.error)
 
 
 class RankOutcome(msgspec.Struct):
@@ -249,10 +261,9 @@ def summarize(compared: Compared) -> RankOutcome:
         *of_mode(task.by, pair, measures, files[0]),
         *of_metrics(pair, compared.custom, files[0]),
     ]
-    errors = apart(compared)
     return RankOutcome(
         pair,
-        [finding_of(compared, f, errors) for f in _first(judged.findings)],
+        [finding_of(compared, f) for f in _first(judged.findings)],
         _heat(compared),
         _dtypes(compared),
         recorded,

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from numprobe.align.shards.spread import CASES
-from numprobe.compare.findings import apart
 from numprobe.compare.measure import REASONS
 from numprobe.compare.sharded import cases_by_row
 from numprobe.compare.tensors import columns as tensor_columns
@@ -54,7 +53,7 @@ def table_of(compared: Compared) -> pl.DataFrame:
         "reason": _texts(REASONS[1:], m.reason.astype(np.int64) - 1),
         "compared_by": _texts([*BY, "tensor"], np.where(m.from_tensors, len(BY), m.by)),
         "rho": _floats(np.array(j.rho)),
-        "error": _floats(apart(compared)),
+        "error": _floats(compared.errors),
         "expected": _floats(np.array(j.expected)),
         "d_norm": _floats(m.d_norm),
         "d_mean": _floats(m.d_mean),

@@ -111,15 +111,8 @@ class Session:
         if self._ended or self._found_all or settings.level == "debug":
             return
         self._started = True
-        if self._wants_modules and model is None:
-            raise NumprobeError(
-                "E-COL-001",
-                "level {level} records modules, and start() was given no model",
-                level=settings.level,
-                do="call start(model=...) with the torch.nn.Module (or a list of them)",
-            )
         if self._wants_modules:
-            _check_model(model)
+            _check_model(model, settings.level)
         if settings.last_step is not None and self.step_number > settings.last_step:
             self._end()
             return
@@ -323,17 +316,18 @@ def _some(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")
 
 
-def _check_model(model: object) -> None:
+def _check_model(model: object, level: str) -> None:
     """Fail on what is neither a module nor modules.
 
     Raises:
         NumprobeError: E-COL-001.
     """
+    do = "call start(model=...) with the torch.nn.Module (or a list of them)"
+    if model is None:
+        raise NumprobeError(
+            "E-COL-001", "level {level} records modules, and start() was given no model", level=level, do=do
+        )
     parts = list(model) if isinstance(model, Sequence) and not isinstance(model, str) else [model]
     for wrong in (part for part in parts if not isinstance(part, nn.Module)):
-        raise NumprobeError(
-            "E-COL-001",
-            "start(model=...): {kind} is no torch.nn.Module",
-            kind=type(wrong).__name__,
-            do="call start(model=...) with the torch.nn.Module (or a list of them)",
-        )
+        kind = type(wrong).__name__
+        raise NumprobeError("E-COL-001", "start(model=...): {kind} is no torch.nn.Module", kind=kind, do=do)

@@ -361,33 +361,48 @@ def _enter_on_host(record: Record, tensor: Tensor, counts: bool) -> None:
 
     Raises before anything is entered.
     """
-    count, dtype = numel(tensor), tensor.dtype
+    if holds_no_memory(tensor):
+        record.update(_record(NOTHING))
+        return
+    count = numel(tensor)
+    found = _at_once(tensor, count) if count and tensor.ndim else None
+    if found is None:
+        record.update(_record(_patiently(data_of(tensor), counts)))
+        return
+    record["Max"], record["Min"], record["Mean"], record["Norm"] = found
+    record["stat_dtype"] = "float64"
+
+
+def _at_once(tensor: Tensor, count: int) -> tuple[float, float, float, float] | None:
+    """Max, Min, Mean, Norm of a strided CPU tensor of the usual dtypes, with one thread; None where that is not the way.
+
+    Elements are added in the order of the memory: a transposed tensor has the figures of the other to the last bit.
+    """
+    dtype = tensor.dtype
     kind = _COMPILED.get(dtype)
-    if kind is not None and count and (count <= _SMALL or torch.get_num_threads() < _MANY_THREADS):
-        if tensor.ndim and not holds_no_memory(tensor):
-            if is_contiguous(tensor) and not tensor.is_neg():
-                found = _figures(data_ptr(tensor), count, kind)
-            else:  # a transposed tensor has the figures of the other to the last bit: in the order of its memory
-                array = array_of(_float(data_of(tensor)) if dtype in _HALVES else tensor).ravel("K")
-                found = _figures(array.ctypes.data, count, 0)
-            if found is not None:
-                record["Max"], record["Min"], record["Mean"], record["Norm"] = found
-                record["stat_dtype"] = "float64"
-                return
-    elif 0 < count <= _SMALL and tensor.ndim and not holds_no_memory(tensor):
-        values = _float(data_of(tensor)) if dtype in _HALVES else tensor  # to be kept while the array is looked at
-        if values is not tensor or dtype is torch.float32:
-            plain = is_contiguous(values) and not values.is_neg()
-            found = _small(float32_at(data_ptr(values), count) if plain else array_of(values).ravel("K"))
-            if found is not None:
-                record["Max"], record["Min"], record["Mean"], record["Norm"] = found
-                record["stat_dtype"] = "float64"
-                return
-    record.update(_record(NOTHING if holds_no_memory(tensor) else _host_figures(data_of(tensor), counts)))
+    if kind is not None and (count <= _SMALL or torch.get_num_threads() < _MANY_THREADS):
+        if is_contiguous(tensor) and not tensor.is_neg():
+            return _figures(data_ptr(tensor), count, kind)
+        array = array_of(_float(data_of(tensor)) if dtype in _HALVES else tensor).ravel("K")
+        return _figures(array.ctypes.data, count, 0)
+    if kind is not None or count > _SMALL:
+        return None
+    values = _float(data_of(tensor)) if dtype in _HALVES else tensor  # to be kept while the array is looked at
+    if values is tensor and dtype is not torch.float32:
+        return None
+    plain = is_contiguous(values) and not values.is_neg()
+    return _small(float32_at(data_ptr(values), count) if plain else array_of(values).ravel("K"))
 
 
 def _host_figures(tensor: Tensor, counts: bool) -> Figures:
     """Figures of a strided, detached CPU tensor, now. Raises what torch or numpy raise for tensors that are not plain."""
+    count = numel(tensor)
+    found = _at_once(tensor, count) if count and tensor.ndim else None
+    return _patiently(tensor, counts) if found is None else Figures(*found, None, "float64")
+
+
+def _patiently(tensor: Tensor, counts: bool) -> Figures:
+    """As :func:`_host_figures`, of any dtype, size and values."""
     dtype = tensor.dtype
     if numel(tensor) == 0:
         return NOTHING
