@@ -322,12 +322,18 @@ def _check_model(model: object, level: str) -> None:
     Raises:
         NumprobeError: E-COL-001.
     """
-    do = "call start(model=...) with the torch.nn.Module (or a list of them)"
     if model is None:
         raise NumprobeError(
-            "E-COL-001", "level {level} records modules, and start() was given no model", level=level, do=do
+            "E-COL-001",
+            "level {level} records modules, and start() was given no model",
+            level=level,
+            do="call start(model=...) with the torch.nn.Module (or a list of them)",
         )
     parts = list(model) if isinstance(model, Sequence) and not isinstance(model, str) else [model]
     for wrong in (part for part in parts if not isinstance(part, nn.Module)):
-        kind = type(wrong).__name__
-        raise NumprobeError("E-COL-001", "start(model=...): {kind} is no torch.nn.Module", kind=kind, do=do)
+        raise NumprobeError(
+            "E-COL-001",
+            "start(model=...): {kind} is no torch.nn.Module",
+            kind=type(wrong).__name__,
+            do="call start(model=...) with the torch.nn.Module (or a list of them)",
+        )
